@@ -1,0 +1,43 @@
+# `make demo` and `make test` do all the set-up by themselves, in .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/installed
+
+.PHONY: install demo test test-slow check bench docs clean
+
+install: $(STAMP)
+
+# torch first: its CPU build satisfies what follows. torchvision without its dependencies: see patchloom.compat.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps torchvision
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt hatchling editables
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	touch $@
+
+demo: $(STAMP)
+	$(BIN)/patchloom models
+	$(BIN)/python examples/classify_photo.py
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -m slow
+
+check: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/inference.py
+
+docs: $(STAMP)
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "The site is in site/index.html"
+
+clean:
+	rm -rf .venv site demo build dist

@@ -1,0 +1,37 @@
+"""Side-by-side timing: every contender once a round, in turn, so that a slow moment of the machine hits all alike."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+
+def interleaved(
+    contenders: Mapping[str, Callable[[], object]], rounds: int, warm_up: int = 2
+) -> dict[str, list[float]]:
+    """Seconds of each call, a list of `rounds` for each contender."""
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for i in range(warm_up + rounds):
+        for name, call in contenders.items():
+            start = time.perf_counter()
+            call()
+            if i >= warm_up:
+                times[name].append(time.perf_counter() - start)
+    return times
+
+
+def ratio(times: Mapping[str, list[float]], peer: str, ours: str) -> tuple[float, float, float]:
+    """How many times faster `ours` is: the ratio of medians, and the quartiles of the ratios of the rounds."""
+    rounds = [a / b for a, b in zip(times[peer], times[ours], strict=True)]
+    low, _, high = statistics.quantiles(rounds, n=4)
+    return statistics.median(times[peer]) / statistics.median(times[ours]), low, high
+
+
+def gemm_rate(size: int = 2048, rounds: int = 5) -> float:
+    """Multiply-accumulates a second of a square float32 product on all threads: what the machine can do at best."""
+    a = torch.randn(size, size)
+    seconds = interleaved({"gemm": lambda: a @ a}, rounds)["gemm"]
+    return size**3 / statistics.median(seconds)

@@ -1,0 +1,49 @@
+"""patchloom: the patch-based vision models of one line of research, from photos to a deployed model.
+
+The public names are loaded when first used, so that `import patchloom` costs little more than `import torch`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "PatchloomError": "patchloom.errors",
+    "capture_attention": "patchloom.layers.attention",
+    "complexity": "patchloom.models.complexity",
+    "create_model": "patchloom.models.registry",
+    "layerscale_value": "patchloom.layers.scales",
+    "list_models": "patchloom.models.registry",
+    "load": "patchloom.weights.load",
+    "parameter_roles": "patchloom.models.roles",
+    "save": "patchloom.weights.save",
+    "uniform_drop_rate": "patchloom.layers.scales",
+}
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'patchloom' has no attribute {name!r}")
+    import_module("patchloom.models")  # fills the registry
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+if TYPE_CHECKING:
+    from patchloom.errors import PatchloomError as PatchloomError
+    from patchloom.layers.attention import capture_attention as capture_attention
+    from patchloom.layers.scales import layerscale_value as layerscale_value
+    from patchloom.layers.scales import uniform_drop_rate as uniform_drop_rate
+    from patchloom.models.complexity import complexity as complexity
+    from patchloom.models.registry import create_model as create_model
+    from patchloom.models.registry import list_models as list_models
+    from patchloom.models.roles import parameter_roles as parameter_roles
+    from patchloom.weights.load import load as load
+    from patchloom.weights.save import save as save

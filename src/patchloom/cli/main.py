@@ -1,0 +1,41 @@
+"""The command line: parse, call, print. Exit codes: 0 done, 2 wrong use or bad input, 1 anything else."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from patchloom import __version__
+from patchloom.cli import models
+from patchloom.errors import PatchloomError
+
+_COMMANDS = (models,)
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = _parser()
+    options = parser.parse_args(words)
+    try:
+        options.run(options)
+    except PatchloomError as error:
+        if options.debug:
+            raise
+        print(f"patchloom: {error}", file=sys.stderr)
+        sys.exit(2)
+    except BrokenPipeError:  # the reader of our output went away, as in `patchloom models | head`
+        sys.stderr.close()
+        sys.exit(1)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="patchloom", description="Patch-based vision models, faithful to their papers."
+    )
+    parser.add_argument("--version", action="version", version=f"patchloom {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    for command in _COMMANDS:
+        command.add_parser(commands, shared)
+    return parser

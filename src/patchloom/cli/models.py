@@ -1,0 +1,73 @@
+"""`patchloom models`: the table of models."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+LARGER = 384  # the papers' second resolution
+
+
+def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
+    parser = commands.add_parser("models", parents=[shared], help="list the models with their size and cost")
+    parser.add_argument("pattern", nargs="?", default="*", help="a name or a shell pattern, such as 'cait_*'")
+    parser.add_argument("--json", action="store_true", help="for programs: one object a model")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> None:
+    rows = model_rows(options.pattern)
+    print(json.dumps(rows, indent=1) if options.json else _table(rows))
+
+
+def model_rows(pattern: str) -> list[dict[str, Any]]:
+    """One row a model: cost at its own resolution, and at 384 pixels where its patch divides them."""
+    from patchloom.models.complexity import complexity
+    from patchloom.models.registry import Entry, Paper, entries, find_config  # torch is imported only here
+
+    rows = []
+    found = entries(pattern)
+    if not found:
+        found = [Entry(find_config(pattern), Paper("not in a table"))]
+    for entry in found:
+        config = entry.config
+        cost = complexity(config)
+        row = {
+            "name": config.name,
+            "family": config.family,
+            "params": cost.params,
+            "macs": cost.macs,
+            "activations": cost.activations,
+            "resolution": config.img_size[0],
+            "source": entry.paper.source,
+        }
+        if LARGER % config.patch_size == 0 and config.img_size[0] >= 224:
+            larger = complexity(config, LARGER)
+            row["at_384"] = {"params": larger.params, "macs": larger.macs, "activations": larger.activations}
+        rows.append(row)
+    return rows
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
+    head = ("model", "params", "pixels", "MACs", "activations", "MACs at 384", "activations", "source")
+    lines = [head, *(_cells(row) for row in rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(head) - 1)]
+    return "\n".join(
+        "  ".join([line[0].ljust(widths[0]), *(line[i].rjust(widths[i]) for i in range(1, len(widths))), line[-1]])
+        for line in lines
+    )
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    def cost(at: dict[str, int] | None) -> tuple[str, str]:
+        return (f"{at['macs'] / 1e9:.2f}G", f"{at['activations'] / 1e6:.1f}M") if at else ("-", "-")
+
+    return (
+        row["name"],
+        f"{row['params'] / 1e6:.2f}M",
+        str(row["resolution"]),
+        *cost(row),
+        *cost(row.get("at_384")),
+        row["source"],
+    )

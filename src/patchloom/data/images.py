@@ -1,0 +1,47 @@
+"""From an image file to a network's input."""
+
+from __future__ import annotations
+
+from os import PathLike
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps, UnidentifiedImageError
+from torch import Tensor
+
+from patchloom.errors import PatchloomError
+from patchloom.models.preprocessing import Preprocessing
+
+_FILTERS = {
+    "bicubic": Image.Resampling.BICUBIC,
+    "bilinear": Image.Resampling.BILINEAR,
+    "nearest": Image.Resampling.NEAREST,
+    "lanczos": Image.Resampling.LANCZOS,
+}
+
+
+def read_image(path: str | PathLike[str]) -> Image.Image:
+    """An RGB image, upright whatever its EXIF orientation says."""
+    try:
+        with Image.open(path) as image:
+            return ImageOps.exif_transpose(image).convert("RGB")
+    except (OSError, UnidentifiedImageError, Image.DecompressionBombError, ValueError, SyntaxError) as error:
+        raise PatchloomError(f"{path} cannot be read as an image: {error}") from error
+
+
+def prepare(image: Image.Image, how: Preprocessing) -> Tensor:
+    """The input of a network for one RGB image, (1, 3, height, width), as its evaluation does it.
+
+    The image is resized so that the centre crop of `how.img_size` covers `how.crop_ratio` of it along the tighter side.
+    """
+    if len(how.mean) != 3:
+        raise PatchloomError(f"This network takes {len(how.mean)} channels; a photo has 3.")
+    height, width = how.img_size
+    covered = (int(height / how.crop_ratio), int(width / how.crop_ratio))
+    scale = max(covered[0] / image.height, covered[1] / image.width)
+    size = (max(covered[1], int(image.width * scale)), max(covered[0], int(image.height * scale)))
+    resized = image.resize(size, _FILTERS[how.interpolation])
+    left, top = round((size[0] - width) / 2), round((size[1] - height) / 2)
+    pixels = np.asarray(resized.crop((left, top, left + width, top + height)), dtype=np.float32) / 255
+    normalised = (pixels - np.asarray(how.mean, np.float32)) / np.asarray(how.std, np.float32)
+    return torch.from_numpy(normalised).permute(2, 0, 1)[None].contiguous()

@@ -1,0 +1,16 @@
+"""The one error that users meet: what was wrong, with the value, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class PatchloomError(ValueError):
+    """Wrong use or bad input. The command line prints its text and exits with code 2."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A sentence that names the known words nearest to `word`, or nothing if none is near."""
+    near = get_close_matches(word, list(known), n=3, cutoff=0.6)
+    return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""

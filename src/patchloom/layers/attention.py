@@ -1,0 +1,174 @@
+"""Attention in its three forms: self-attention, talking-heads attention, class-attention.
+
+Shapes: B images, N tokens, D channels, H heads, d = D / H; q is (B, H, Q, d), k and v are (B, H, K, d).
+Every layer computes softmax(q k^T / sqrt(d)) v; `attend_plain` is written to be read beside the equation and gives
+the attention map as well, `attend` is the fast form of the same function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Attention(nn.Module):
+    """What the three forms share: heads, the product itself, and recording of the map."""
+
+    role = "attention"
+    record: Callable[[Tensor], None] | None = None  # set by capture_attention; asks for the plain form
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.scale = (dim // heads) ** -0.5
+        self.proj = nn.Linear(dim, dim)
+
+    def split_heads(self, x: Tensor) -> Tensor:
+        """(B, N, D) -> (B, H, N, d), a view."""
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+    def join_heads(self, x: Tensor) -> Tensor:
+        """(B, H, N, d) -> (B, N, D)."""
+        return x.transpose(1, 2).flatten(2)
+
+    def attend_plain(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """softmax(q k^T / sqrt(d)) v, and the map after softmax (B, H, Q, K)."""
+        weights = (q * self.scale @ k.transpose(-2, -1)).softmax(dim=-1)
+        return weights @ v, weights
+
+    def attend_fast(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The fast form, or the plain one when the map is being recorded."""
+        if self.record is None:
+            return self.attend_fast(q, k, v)
+        out, weights = self.attend_plain(q, k, v)
+        self.record(weights)
+        return out
+
+    def extra_repr(self) -> str:
+        return f"heads={self.heads}"
+
+
+class SelfAttention(Attention):
+    """Multi-head self-attention, q, k and v from one Linear. `queries=k`: only the first k tokens ask, all answer."""
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__(dim, heads)
+        self.qkv = nn.Linear(dim, 3 * dim)
+
+    def forward(self, x: Tensor, queries: int | None = None) -> Tensor:
+        if queries is None:
+            q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        else:
+            q, k, v = self._project_few(x, queries)
+        return self.proj(self.join_heads(self.attend(q, k, v)))
+
+    def _project_few(self, x: Tensor, queries: int) -> tuple[Tensor, Tensor, Tensor]:
+        dim = x.shape[-1]
+        (w_q, w_kv), (b_q, b_kv) = self.qkv.weight.split((dim, 2 * dim)), self.qkv.bias.split((dim, 2 * dim))
+        q = F.linear(x[:, :queries], w_q, b_q)
+        k, v = F.linear(x, w_kv, b_kv).chunk(2, dim=-1)
+        return self.split_heads(q), self.split_heads(k), self.split_heads(v)
+
+
+class TalkingHeadsAttention(SelfAttention):
+    """Self-attention whose heads are mixed before and after softmax by two H x H Linear layers (CaiT).
+
+    The recorded map is the one after the first mixing and softmax, before the second mixing.
+    """
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__(dim, heads)
+        self.proj_l = nn.Linear(heads, heads)
+        self.proj_w = nn.Linear(heads, heads)
+
+    def attend_plain(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        scores = q * self.scale @ k.transpose(-2, -1)
+        scores = self.proj_l(scores.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        weights = scores.softmax(dim=-1)
+        mixed = self.proj_w(weights.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        return mixed @ v, weights
+
+    def attend_fast(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Heads are mixed as W (H, H) @ S (H, Q K) on the layout that the scores have, without a permute.
+
+        The first bias shifts every score of a query alike, which softmax cancels: it is left out. The second one
+        adds bias * sum(v), which needs no pass over the scores.
+        """
+        by_image = not (torch.is_grad_enabled() or torch.compiler.is_compiling())
+        mix = talking_heads_by_image if by_image else talking_heads
+        shift = self.proj_w.bias[:, None, None] * v.sum(dim=-2, keepdim=True)
+        return mix(q, k, v, self.proj_l.weight * self.scale, self.proj_w.weight, shift)
+
+
+def talking_heads(q: Tensor, k: Tensor, v: Tensor, before: Tensor, after: Tensor, shift: Tensor) -> Tensor:
+    """mix(after, softmax(mix(before, q k^T))) v + shift for a whole batch, differentiable."""
+    scores = q @ k.transpose(-2, -1)
+    weights = (before @ scores.flatten(2)).view_as(scores).softmax(dim=-1)
+    return (after @ weights.flatten(2)).view_as(scores) @ v + shift
+
+
+def talking_heads_by_image(q: Tensor, k: Tensor, v: Tensor, before: Tensor, after: Tensor, shift: Tensor) -> Tensor:
+    """The same image by image, in two buffers that stay in the cache; for inference, since it writes in place."""
+    before, after, shift = before.to(q.dtype), after.to(q.dtype), shift.to(q.dtype)
+    images, heads, queries, width = q.shape
+    first = q.new_empty(heads, queries, k.shape[-2])
+    second = torch.empty_like(first)
+    flat, mixed = first.view(heads, -1), second.view(heads, -1)
+    out = q.new_empty(images, queries, heads, width).transpose(1, 2)
+    for i in range(images):
+        torch.bmm(q[i], k[i].transpose(-2, -1), out=first)
+        torch.mm(before, flat, out=mixed)
+        torch.softmax(second, dim=-1, out=first)
+        torch.mm(after, flat, out=mixed)
+        out[i] = torch.baddbmm(shift[i], second, v[i])
+    return out
+
+
+class ClassAttention(Attention):
+    """The first `queries` tokens ask, all tokens answer (CaiT 3.5); the patches are not updated.
+
+    `in_keys=False` leaves the asking tokens out of keys and values (CaiT's ablation; PatchConvNet with one query per
+    class). `role` is "attention" in CaiT and "pool" where the layer replaces a convnet's pooling.
+    """
+
+    def __init__(self, dim: int, heads: int, in_keys: bool = True, role: str = "attention") -> None:
+        super().__init__(dim, heads)
+        self.in_keys = in_keys
+        self.role = role
+        self.q = nn.Linear(dim, dim)
+        self.k = nn.Linear(dim, dim)
+        self.v = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor, queries: int) -> Tensor:
+        q = self.split_heads(self.q(x[:, :queries]))
+        source = x if self.in_keys else x[:, queries:]
+        k, v = self.split_heads(self.k(source)), self.split_heads(self.v(source))
+        return self.proj(self.join_heads(self.attend(q, k, v)))
+
+
+@contextmanager
+def capture_attention(model: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """Record the attention maps of every forward inside the block.
+
+    Yields a mapping from layer name to the map of the last forward, (B, heads, queries, keys), after softmax. Keys
+    are in token order. The logits are those of the fast path to rounding.
+
+        with capture_attention(model) as maps:
+            logits = model(images)
+    """
+    maps: dict[str, Tensor] = {}
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, Attention)}
+    for name, layer in layers.items():
+        layer.record = lambda weights, name=name: maps.__setitem__(name, weights)
+    try:
+        yield maps
+    finally:
+        for layer in layers.values():
+            layer.record = None

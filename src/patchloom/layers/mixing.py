@@ -1,0 +1,130 @@
+"""Mixing of patches without attention: the cross-patch layers of ResMLP (thesis Table 4.3) and PatchConvNet's branch.
+
+Tokens are (B, N, D) with N = height * width in row-major order; maps are (B, height, width, D). Channels stay last, so
+a convolution sees a channels-last image and neither side of it copies.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from patchloom.layers.activation import gelu
+
+
+class CrossPatchLinear(nn.Linear):
+    """A Linear over patches: out[:, i] = sum_j W[i, j] x[:, j] + b[i] (ResMLP Eq. 4.2)."""
+
+    role = "mixing"
+
+    def __init__(self, patches: int) -> None:
+        super().__init__(patches, patches)
+
+    def plain(self, x: Tensor) -> Tensor:
+        return super().forward(x.transpose(1, 2)).transpose(1, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """W x + b on the layout that the tokens have, without the two transposes of the plain form."""
+        return torch.baddbmm(self.bias[:, None], self.weight.expand(x.shape[0], -1, -1), x)
+
+
+class CrossPatchFFN(nn.Module):
+    """Two Linear layers over patches with a GELU between, four times wider inside (MLP-Mixer's choice)."""
+
+    role = "mixing"
+
+    def __init__(self, patches: int, ratio: int = 4) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(patches, ratio * patches)
+        self.fc2 = nn.Linear(ratio * patches, patches)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(gelu(self.fc1(x.transpose(1, 2)), self.fc1)).transpose(1, 2)
+
+
+class GridConv(nn.Module):
+    """A 3 x 3 convolution on the grid of patches: "conv", "depthwise", or "separable" (depth-wise then 1 x 1)."""
+
+    role = "mixing"
+
+    def __init__(self, dim: int, grid: tuple[int, int], kind: str) -> None:
+        super().__init__()
+        self.grid = grid
+        self.conv = nn.Conv2d(dim, dim, 3, padding=1, groups=1 if kind == "conv" else dim)
+        self.pointwise = Pointwise(dim, dim) if kind == "separable" else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.pointwise(convolve(self.conv, x.unflatten(1, self.grid)).flatten(1, 2))
+
+
+class Pointwise(nn.Conv2d):
+    """A 1 x 1 convolution, computed as the Linear over channels that it is."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight.flatten(1), self.bias)
+
+
+def convolve(conv: nn.Conv2d, x: Tensor) -> Tensor:
+    """Apply `conv` to a map (B, height, width, D): the permutes are views of a channels-last image, not copies."""
+    return conv(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+
+
+class SqueezeExcite(nn.Module):
+    """x * sigmoid(W2 relu(W1 mean(x))), the mean over the map."""
+
+    def __init__(self, dim: int, reduced: int) -> None:
+        super().__init__()
+        self.conv_reduce = Pointwise(dim, reduced)
+        self.conv_expand = Pointwise(reduced, dim)
+
+    def gate(self, x: Tensor) -> Tensor:
+        return self.conv_expand(F.relu(self.conv_reduce(x.mean(dim=(1, 2), keepdim=True)))).sigmoid()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gate(x)
+
+
+class ConvBranch(nn.Module):
+    """PatchConvNet's trunk branch on maps (B, height, width, D), thesis Fig. 5.2:
+    1 x 1, GELU, depth-wise 3 x 3, GELU, squeeze-excite, 1 x 1."""
+
+    role = "mixing"
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.expand = Pointwise(dim, dim)
+        self.depthwise = nn.Conv2d(dim, dim, 3, padding=1, groups=dim)
+        self.squeeze_excite = SqueezeExcite(dim, round(dim * 0.25))
+        self.project = Pointwise(dim, dim)
+
+    def plain(self, x: Tensor) -> Tensor:
+        """As published: every step on a channels-first image, with a permute and a copy on either side."""
+        x = x.permute(0, 3, 1, 2).contiguous()
+        x = F.gelu(F.conv2d(x, self.expand.weight, self.expand.bias))
+        x = F.gelu(self.depthwise(x))
+        squeeze, excite = self.squeeze_excite.conv_reduce, self.squeeze_excite.conv_expand
+        gate = F.relu(F.conv2d(x.mean(dim=(2, 3), keepdim=True), squeeze.weight, squeeze.bias))
+        x = x * F.conv2d(gate, excite.weight, excite.bias).sigmoid()
+        return F.conv2d(x, self.project.weight, self.project.bias).permute(0, 2, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = gelu(self.expand(x), self.expand)
+        x = gelu(convolve(self.depthwise, x), self.depthwise)
+        return self.project(self.squeeze_excite(x))
+
+
+class ClassMLP(nn.Linear):
+    """ResMLP's class-MLP: one Linear over all tokens takes the place of class-attention, (B, 1 + N, D) -> (B, 1, D)."""
+
+    role = "pool"
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__(tokens, 1)
+
+    def forward(self, x: Tensor, queries: int = 1) -> Tensor:
+        assert queries == 1, "a class-MLP has one class token"
+        return super().forward(x.transpose(1, 2)).transpose(1, 2)

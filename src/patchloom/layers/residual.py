@@ -1,0 +1,135 @@
+"""The one residual of the house: shortcut(x) + sum over branches of drop(scale(branch(norm(x)))).
+
+Shapes: x is (B, N, D) tokens or (B, H, W, D) maps. With `queries=k` only the first k tokens are updated and
+returned, while a mixing branch still reads all of x: class-attention, and the last block when only the class token
+is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from patchloom.layers.scales import Scale
+
+
+class DropPath(nn.Module):
+    """Stochastic depth: each sample's branch is dropped with probability `rate`, a kept one divided by 1 - rate."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    @property
+    def active(self) -> bool:
+        return self.training and self.rate > 0
+
+    def forward(self, y: Tensor) -> Tensor:
+        if not self.active:
+            return y
+        keep = 1 - self.rate
+        mask = y.new_empty((y.shape[0],) + (1,) * (y.ndim - 1)).bernoulli_(keep)
+        return y * (mask / keep)
+
+    def extra_repr(self) -> str:
+        return f"{self.rate:g}"
+
+
+class Branch(nn.Module):
+    """total + drop(scale(fn(norm(x)))): one residual branch, added to what the others have summed up."""
+
+    def __init__(self, norm: nn.Module, fn: nn.Module, scale: Scale | None = None, drop_path: float = 0.0) -> None:
+        super().__init__()
+        self.norm = norm
+        self.fn = fn
+        self.scale = scale if scale is not None else Scale()
+        self.drop_path = DropPath(drop_path)
+
+    def forward(self, total: Tensor, x: Tensor, queries: int | None = None) -> Tensor:
+        y = self.fn(self.norm(x)) if queries is None else self.fn(self.norm(x), queries)
+        if self.drop_path.active:
+            return total + self.drop_path(self.scale.of(y))
+        return self.scale(total, y)
+
+
+class Residual(nn.Module):
+    """x + the sum of its branches, all reading the same x (parallel branches: "Three things", section 3)."""
+
+    def __init__(self, branches: Iterable[Branch], gate: nn.Module | None = None) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(branches)
+        self.gate = gate
+
+    def forward(self, x: Tensor, queries: int | None = None) -> Tensor:
+        shortcut = x if queries is None else x[:, :queries]
+        if self.gate is not None:
+            update = torch.zeros_like(shortcut)
+            for branch in self.branches:
+                update = branch(update, x, queries)
+            return self.gate(shortcut, update)
+        for branch in self.branches:
+            shortcut = branch(shortcut, x, queries)
+        return shortcut
+
+
+class Gate(nn.Module):
+    """Shortcuts other than the identity (CaiT Table A.1, after He et al., "Identity mappings", Table 1).
+
+    With g = sigmoid(W x + b):
+      constant          x / 2 + F(x) / 2
+      exclusive_gate    (1 - g) x + g F(x)
+      shortcut_gate     (1 - g) x + F(x)
+      linear_shortcut   W x + F(x)
+      dropout_shortcut  dropout(x, 1/2) + F(x)
+    All start near the identity: the gates with b = -6 (the best bias of He et al.), the linear shortcut with W = 1.
+    """
+
+    role = "scale"
+    KINDS = ("constant", "exclusive_gate", "shortcut_gate", "linear_shortcut", "dropout_shortcut")
+    LEARNED = ("exclusive_gate", "shortcut_gate", "linear_shortcut")
+
+    def __init__(self, kind: str, dim: int) -> None:
+        super().__init__()
+        self.kind = kind
+        self.linear = nn.Linear(dim, dim) if kind in self.LEARNED else None
+
+    def init_weights(self) -> None:
+        if self.linear is None:
+            return
+        if self.kind == "linear_shortcut":
+            nn.init.eye_(self.linear.weight)
+        else:
+            nn.init.constant_(self.linear.bias, -6.0)
+
+    def forward(self, x: Tensor, update: Tensor) -> Tensor:
+        if self.kind == "constant":
+            return (x + update) / 2
+        if self.kind == "dropout_shortcut":
+            return F.dropout(x, 0.5, self.training) + update
+        assert self.linear is not None
+        if self.kind == "linear_shortcut":
+            return self.linear(x) + update
+        gate = self.linear(x).sigmoid()
+        return (1 - gate) * x + (gate * update if self.kind == "exclusive_gate" else update)
+
+    def extra_repr(self) -> str:
+        return self.kind
+
+
+class Block(nn.Module):
+    """A mixing residual (across tokens), then an FFN residual (across channels); a family may have only one of them."""
+
+    def __init__(self, mixing: Residual | None, ffn: Residual | None) -> None:
+        super().__init__()
+        self.mixing = mixing
+        self.ffn = ffn
+
+    def forward(self, x: Tensor, queries: int | None = None) -> Tensor:
+        if self.mixing is not None:
+            x = self.mixing(x, queries)
+        if self.ffn is not None:
+            x = self.ffn(x)
+        return x

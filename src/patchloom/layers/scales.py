@@ -1,0 +1,93 @@
+"""What multiplies a residual branch before it is added: the depth study of CaiT (Fig. 1, Tables 1, 2 and A.1).
+
+`scale.of(y)` is the scaled branch; `scale(total, y)` is total + scale.of(y) in one pass over memory.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class Scale(nn.Module):
+    """Vanilla pre-norm residual: y as it is."""
+
+    def of(self, y: Tensor) -> Tensor:
+        return y
+
+    def forward(self, total: Tensor, y: Tensor) -> Tensor:
+        return total + y
+
+
+class LayerScale(Scale):
+    """diag(gamma) y, one factor a channel (CaiT Eq. 4).
+
+    `init`: "constant" starts every gamma at `value`, "zero" at 0, "uniform" draws U[0, 2 value] (CaiT Table 2).
+    """
+
+    role = "scale"
+
+    def __init__(self, dim: int, value: float, init: str = "constant", trainable: bool = True) -> None:
+        super().__init__()
+        start = {
+            "constant": lambda: torch.full((dim,), value),
+            "zero": lambda: torch.zeros(dim),
+            "uniform": lambda: torch.rand(dim) * 2 * value,
+        }[init]()
+        self.gamma = nn.Parameter(start, requires_grad=trainable)
+
+    def of(self, y: Tensor) -> Tensor:
+        return self.gamma * y
+
+    def forward(self, total: Tensor, y: Tensor) -> Tensor:
+        return torch.addcmul(total, self.gamma, y)
+
+
+class ScalarScale(Scale):
+    """alpha y with one learned number a branch: ReZero and SkipInit start it at 0, the "alpha = eps" column at eps."""
+
+    role = "scale"
+
+    def __init__(self, value: float = 0.0, trainable: bool = True) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.tensor([value]), requires_grad=trainable)
+
+    def of(self, y: Tensor) -> Tensor:
+        return self.alpha * y
+
+    def forward(self, total: Tensor, y: Tensor) -> Tensor:
+        return torch.addcmul(total, self.alpha, y)
+
+
+class FixupScale(ScalarScale):
+    """alpha y + bias, alpha = 1 at the start (Fixup's scalar multiplier and bias).
+
+    Fixup puts such a bias before every layer; here every Linear has its own, so only the one after the branch is new.
+    """
+
+    def __init__(self, value: float = 1.0, trainable: bool = True) -> None:
+        super().__init__(value, trainable)
+        self.bias = nn.Parameter(torch.zeros(1), requires_grad=trainable)
+
+    def of(self, y: Tensor) -> Tensor:
+        return super().of(y) + self.bias
+
+    def forward(self, total: Tensor, y: Tensor) -> Tensor:
+        return super().forward(total, y) + self.bias
+
+
+def layerscale_value(depth: int) -> float:
+    """The initial LayerScale of a network of `depth` blocks: 0.1 up to 18, 1e-5 up to 24, 1e-6 deeper (CaiT 3.5.1).
+
+    The published CaiT-XXS36 was started at 1e-5 by its code, though both papers print 1e-6; this follows the papers.
+    """
+    return 0.1 if depth <= 18 else 1e-5 if depth <= 24 else 1e-6
+
+
+def uniform_drop_rate(depth: int) -> float:
+    """The uniform stochastic-depth rate of a DeiT-S-wide network of `depth` blocks: max(0.1 (depth / 12 - 1), 0).
+
+    Printed as min(0.1 depth / 12 - 1, 0), which is never positive; this form gives the values of the papers' own
+    tables (0, 0.05, 0.1, 0.2, 0.3 at 12, 18, 24, 36, 48).
+    """
+    return max(0.1 * (depth / 12 - 1), 0.0)

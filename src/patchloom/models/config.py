@@ -1,0 +1,113 @@
+"""Typed, frozen descriptions of networks: plain JSON on disk, checked when made, nothing allocated."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
+
+from patchloom.errors import PatchloomError, did_you_mean
+
+ImageSize = int | tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """What every network has. A family adds its own choices, one field each, the same word everywhere."""
+
+    architecture: ClassVar[str]
+
+    name: str = "custom"
+    family: str = "custom"
+    num_classes: int = 1000
+    img_size: tuple[int, int] = (224, 224)
+    in_chans: int = 3
+    patch_size: int = 16
+    dim: int = 384
+    depth: int = 12
+    drop_path: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "img_size", as_size(self.img_size))
+        hints = get_type_hints(type(self))
+        for field in dataclasses.fields(self):
+            _check(self.name, field.name, getattr(self, field.name), hints[field.name])
+        if not 0 <= self.drop_path < 1:
+            raise PatchloomError(f"The drop_path of {self.name} must be at least 0 and below 1, not {self.drop_path}.")
+        check_divisible(self.img_size, self.patch_size, f"an image size of {self.name}")
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Patches along the height and along the width."""
+        return self.img_size[0] // self.patch_size, self.img_size[1] // self.patch_size
+
+    @property
+    def patches(self) -> int:
+        return self.grid[0] * self.grid[1]
+
+    def replace(self, **options: Any) -> Config:
+        """A copy with other options; an unknown one is refused with the nearest known."""
+        known = {field.name for field in dataclasses.fields(self)}
+        for option in options:
+            if option not in known:
+                raise PatchloomError(
+                    f"{self.name} has no option {option!r}.{did_you_mean(option, known)} "
+                    f"Its options: {', '.join(sorted(known - {'name', 'family'}))}."
+                )
+        return dataclasses.replace(self, **options)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"architecture": self.architecture, **dataclasses.asdict(self)}
+
+
+def as_size(size: Any) -> tuple[int, int]:
+    """(height, width) from one number or a pair."""
+    pair = (size, size) if isinstance(size, int) else tuple(size) if isinstance(size, tuple | list) else ()
+    if len(pair) != 2 or not all(isinstance(side, int) and not isinstance(side, bool) and side > 0 for side in pair):
+        raise PatchloomError(f"An image size is a whole number or (height, width), not {size!r}.")
+    return pair
+
+
+def check_divisible(size: tuple[int, int], patch_size: int, what: str) -> None:
+    """Refuse a size that patches do not tile."""
+    if patch_size < 1 or size[0] % patch_size or size[1] % patch_size:
+        nearest = tuple(max(1, round(side / max(patch_size, 1))) * max(patch_size, 1) for side in size)
+        raise PatchloomError(
+            f"{what} must be divisible by its patch size {patch_size}: {size[0]} x {size[1]} is not; "
+            f"{nearest[0]} x {nearest[1]} would be."
+        )
+
+
+def check_heads(config: Any) -> None:
+    if config.dim % config.heads:
+        raise PatchloomError(f"The dim of {config.name}, {config.dim}, must be divisible by its heads, {config.heads}.")
+
+
+def _check(model: str, option: str, value: Any, hint: Any) -> None:
+    if not _fits(value, hint):
+        raise PatchloomError(f"The option {option!r} of {model} must be {_describe(hint)}, not {value!r}.")
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin = get_origin(hint)
+    if origin is Literal:
+        return value in get_args(hint)
+    if origin in (Union, types.UnionType):
+        return any(_fits(value, choice) for choice in get_args(hint))
+    if origin is tuple:
+        return isinstance(value, tuple)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and value == value
+    return isinstance(value, hint)
+
+
+def _describe(hint: Any) -> str:
+    origin = get_origin(hint)
+    if origin is Literal:
+        return "one of " + ", ".join(repr(word) for word in get_args(hint))
+    if origin in (Union, types.UnionType):
+        return " or ".join(_describe(choice) for choice in get_args(hint))
+    return {int: "a whole number", float: "a number", bool: "True or False", type(None): "None"}.get(hint, str(hint))

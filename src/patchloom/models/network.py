@@ -1,0 +1,263 @@
+"""Every network of the house: a stem, a stack of residual updates, an aggregation and a head.
+
+Shapes: images (B, C, height, width); tokens (B, prefix + N, D), prefix tokens first, patches row-major.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from patchloom.errors import PatchloomError
+from patchloom.layers.attention import Attention
+from patchloom.layers.init import init_module, trunc_normal
+from patchloom.layers.residual import Block
+from patchloom.models.config import Config, check_divisible
+from patchloom.models.preprocessing import default_preprocessing
+
+
+class TokenLayout(NamedTuple):
+    """Where things are in a row of tokens: first `prefix` tokens, then height * width patches, row-major."""
+
+    prefix: int
+    height: int
+    width: int
+
+
+@dataclass(frozen=True)
+class Features:
+    """Tokens after the final norm, (B, prefix + N, D), with their layout."""
+
+    tokens: Tensor
+    layout: TokenLayout
+
+    @property
+    def prefix(self) -> Tensor:
+        """(B, prefix, D): class token, then distillation token; or one token a class; or none."""
+        return self.tokens[:, : self.layout.prefix]
+
+    @property
+    def patches(self) -> Tensor:
+        """(B, N, D)."""
+        return self.tokens[:, self.layout.prefix :]
+
+    @property
+    def grid(self) -> Tensor:
+        """The patches as a map (B, D, height, width)."""
+        return self.patches.transpose(1, 2).unflatten(2, (self.layout.height, self.layout.width))
+
+
+class PerClassHead(nn.Module):
+    """One vector a class, applied to that class's own token: (B, classes, D) -> (B, classes) (PatchConvNet 5.2.2)."""
+
+    def __init__(self, dim: int, num_classes: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_classes, dim))
+        self.bias = nn.Parameter(torch.zeros(num_classes))
+
+    def init_weights(self) -> None:
+        trunc_normal(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * self.weight).sum(dim=-1) + self.bias
+
+
+class Network(nn.Module):
+    """What all families share; a family's constructor makes the parts, in the order in which an image meets them.
+
+    Prefix tokens (class, distillation, or one a class) join the trunk before block `join_at`; with `join_at=None`
+    they meet the patches only in the `pool` stage, whose blocks update them and leave the patches as they are.
+    Without prefix tokens the patches are averaged. `positions` counts the prefix tokens that have a position too.
+    """
+
+    ROLES = {
+        "class_token": "token",
+        "distill_token": "token",
+        "positions": "position",
+        "head": "head",
+        "head_distill": "head",
+    }
+
+    class_token: nn.Parameter  # None where the family has none, as for the next two
+    distill_token: nn.Parameter
+    positions: nn.Parameter
+    maps = False  # the trunk works on maps (B, height, width, D) instead of tokens
+    load_report: Any = None  # set by patchloom.load
+    gradient_checkpointing = False  # recompute each block in the backward pass instead of keeping its activations
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        stem: nn.Module,
+        positions: int | None = None,
+        class_tokens: int = 0,
+        per_class: bool = False,
+        distilled: bool = False,
+        join_at: int | None = None,
+        blocks: Iterable[Block] = (),
+        pool: Iterable[Block] = (),
+        norm: nn.Module,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.preprocessing = default_preprocessing(config.family, config.img_size, config.in_chans)
+        self.class_names: tuple[str, ...] | None = None
+        self.join_at = join_at
+        self.position_prefix = positions or 0
+        self.per_class = per_class
+        self.stem = stem
+        self.register_parameter("class_token", _tokens(class_tokens, config.dim))
+        self.register_parameter("distill_token", _tokens(int(distilled), config.dim))
+        self.register_parameter(
+            "positions", _tokens(0 if positions is None else positions + config.patches, config.dim)
+        )
+        self.blocks = nn.ModuleList(blocks)
+        self.pool = nn.ModuleList(pool)
+        self.norm = norm
+        self._make_heads(config.num_classes)
+        self.init_weights()
+
+    # What users call
+
+    def forward(self, images: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """Logits (B, classes). A distilled network gives (class, distillation) in training, their mean in eval."""
+        return self.classify(self._read(images))
+
+    def features(self, images: Tensor) -> Features:
+        """All tokens after the final norm, with their layout."""
+        tokens, layout = self._tokens(images, whole=True)
+        return Features(self.norm(tokens), layout)
+
+    def embed(self, images: Tensor) -> Tensor:
+        """The vector before the head, (B, D): the mean over prefix tokens where there are several."""
+        return self._read(images).mean(dim=1)
+
+    def reset_head(self, num_classes: int) -> None:
+        """A fresh head for other classes; with one query a class, fresh queries too."""
+        self.config = self.config.replace(num_classes=num_classes)
+        self.class_names = None
+        if self.per_class:
+            self.class_token = nn.Parameter(self.class_token.new_empty(1, num_classes, self.config.dim))
+            trunc_normal(self.class_token)
+        old = next(self.head.parameters())
+        self._make_heads(num_classes)
+        for head in self._heads():
+            head.apply(init_module)
+            head.to(old)
+
+    @property
+    def token_layout(self) -> TokenLayout:
+        """The layout of `features` at the network's own image size."""
+        return TokenLayout(self.num_prefix, *self.config.grid)
+
+    @property
+    def num_prefix(self) -> int:
+        return sum(token.shape[1] for token in self._prefix_parameters())
+
+    # How it works
+
+    def classify(self, read: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """Logits from the tokens that the heads read, (B, prefix or 1, D)."""
+        if self.per_class:
+            return self.head(read)
+        logits = self.head(read[:, 0])
+        if self.head_distill is None:
+            return logits
+        pair = logits, self.head_distill(read[:, 1])
+        return pair if self.training else (pair[0] + pair[1]) / 2
+
+    def _read(self, images: Tensor) -> Tensor:
+        """What the heads read: the prefix tokens, or the average of the patches."""
+        tokens, layout = self._tokens(images, whole=self._recording())
+        if layout.prefix:
+            return self.norm(tokens[:, : layout.prefix])
+        return self.norm(tokens).mean(dim=1, keepdim=True)
+
+    def _tokens(self, images: Tensor, whole: bool) -> tuple[Tensor, TokenLayout]:
+        """Tokens before the final norm. Unless `whole`, what only the patches' own outputs need is not computed."""
+        layout = self._check_images(images)
+        x = self.stem(images)
+        if self.positions is not None:
+            x = x + self.positions[:, self.position_prefix :]
+        if self.maps:
+            x = x.unflatten(1, layout[1:])
+        for i, block in enumerate(self.blocks):
+            if i == self.join_at:
+                x = torch.cat([self._prefix(x), x], dim=1)
+            last = self.join_at is not None and i == len(self.blocks) - 1
+            x = self._run(block, x, layout.prefix if last and not whole else None)
+        if self.maps:
+            x = x.flatten(1, 2)
+        if self.join_at is None and layout.prefix:
+            prefix = self._prefix(x)
+            for block in self.pool:
+                prefix = self._run(block, torch.cat([prefix, x], dim=1), layout.prefix)
+            x = torch.cat([prefix, x], dim=1) if whole else prefix
+        return x, layout
+
+    def _run(self, block: nn.Module, x: Tensor, queries: int | None) -> Tensor:
+        if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
+            return checkpoint(block, x, queries, use_reentrant=False)
+        return block(x, queries)
+
+    def _prefix(self, x: Tensor) -> Tensor:
+        """The prefix tokens with their positions, (B, prefix, D)."""
+        prefix = torch.cat(self._prefix_parameters(), dim=1)
+        if self.position_prefix:
+            prefix = prefix + self.positions[:, : self.position_prefix]
+        return prefix.expand(x.shape[0], -1, -1)
+
+    def _prefix_parameters(self) -> list[Tensor]:
+        return [token for token in (self.class_token, self.distill_token) if token is not None]
+
+    def _recording(self) -> bool:
+        """Maps of the last block are wanted for every token."""
+        return any(module.record is not None for module in self.modules() if isinstance(module, Attention))
+
+    def _check_images(self, images: Tensor) -> TokenLayout:
+        config = self.config
+        if images.ndim != 4 or images.shape[1] != config.in_chans:
+            raise PatchloomError(
+                f"{config.name} takes images of shape (batch, {config.in_chans} channels, height, width), "
+                f"not {tuple(images.shape)}."
+            )
+        if not images.is_floating_point():
+            raise PatchloomError(f"{config.name} takes normalised float images, not {images.dtype}.")
+        size = (images.shape[2], images.shape[3])
+        check_divisible(size, config.patch_size, f"An image for {config.name}")
+        if size != config.img_size and not self._takes_any_size():
+            raise PatchloomError(
+                f"This {config.name} was made for images of {config.img_size[0]} x {config.img_size[1]}, "
+                f"not {size[0]} x {size[1]}: make or load it with img_size={size}."
+            )
+        return TokenLayout(self.num_prefix, size[0] // config.patch_size, size[1] // config.patch_size)
+
+    def _takes_any_size(self) -> bool:
+        return self.positions is None
+
+    def _make_heads(self, num_classes: int) -> None:
+        if num_classes < 1:
+            raise PatchloomError(f"num_classes must be at least 1, not {num_classes}; model.embed(x) needs no head.")
+        self.head: nn.Module = (PerClassHead if self.per_class else nn.Linear)(self.config.dim, num_classes)
+        self.head_distill = None if self.distill_token is None else nn.Linear(self.config.dim, num_classes)
+
+    def _heads(self) -> list[nn.Module]:
+        return [head for head in (self.head, self.head_distill) if head is not None]
+
+    def init_weights(self) -> None:
+        """Start all parameters as the published code does."""
+        for module in self.children():
+            module.apply(init_module)
+        for tokens in (self.class_token, self.distill_token, self.positions):
+            if tokens is not None:
+                trunc_normal(tokens)
+
+
+def _tokens(count: int, dim: int) -> nn.Parameter | None:
+    return nn.Parameter(torch.empty(1, count, dim)) if count else None

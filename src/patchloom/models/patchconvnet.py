@@ -1,0 +1,119 @@
+"""PatchConvNet (thesis ch. 5): a column of convolutional residual blocks, pooled by attention.
+
+x = x + gamma_1 * conv_branch(norm(x))              depth times, on the grid of patches
+c = c + gamma_1 * CA(norm([c, x])); c = c + gamma_2 * FFN(norm(c))
+logits = head(norm(c))                              c: one query, or one a class
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import nn
+
+from patchloom.errors import PatchloomError
+from patchloom.layers.attention import ClassAttention
+from patchloom.layers.ffn import FFN
+from patchloom.layers.mixing import ConvBranch
+from patchloom.layers.norms import make_norm
+from patchloom.layers.residual import Block, Branch, Residual
+from patchloom.layers.scales import LayerScale
+from patchloom.layers.stems import make_stem
+from patchloom.models.config import Config, check_heads
+from patchloom.models.network import Network
+from patchloom.models.registry import Paper, register, register_architecture
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolConfig(Config):
+    """The choices of attention pooling on top of any trunk."""
+
+    heads: int = 1
+    mlp_ratio: float = 3.0  # of the FFN after the pooling attention
+    aggregation: Literal["attention", "average"] = "attention"
+    queries: Literal["one", "per_class"] = "one"
+    scale_value: float = 1e-4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_heads(self)
+        if self.queries == "per_class" and self.aggregation == "average":
+            raise PatchloomError(
+                f"{self.name} averages its patches: queries='per_class' needs aggregation='attention'."
+            )
+
+    @property
+    def prefix_tokens(self) -> int:
+        if self.aggregation == "average":
+            return 0
+        return 1 if self.queries == "one" else self.num_classes
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatchConvNetConfig(PoolConfig):
+    """The choices of a PatchConvNet (thesis Table 5.7)."""
+
+    architecture: ClassVar[str] = "patchconvnet"
+
+    norm: Literal["layer", "batch"] = "layer"  # of the trunk; the pooling stage has LayerNorm in either case
+    stem: Literal["conv", "linear"] = "conv"
+
+
+class PatchConvNet(Network):
+    """See the module's docstring; `config` decides every choice."""
+
+    config: PatchConvNetConfig
+    maps = True
+
+    def __init__(self, config: PatchConvNetConfig) -> None:
+        super().__init__(
+            config,
+            stem=make_stem(config.stem, config.in_chans, config.dim, config.patch_size),
+            class_tokens=config.prefix_tokens,
+            per_class=config.queries == "per_class",
+            blocks=[_trunk_block(config) for _ in range(config.depth)],
+            pool=pool_stage(config),
+            norm=make_norm("layer", config.dim),
+        )
+
+
+def _trunk_block(config: PatchConvNetConfig) -> Block:
+    norm, scale = make_norm(config.norm, config.dim), LayerScale(config.dim, config.scale_value)
+    return Block(Residual([Branch(norm, ConvBranch(config.dim), scale, config.drop_path)]), None)
+
+
+def pool_stage(config: PoolConfig) -> list[Block]:
+    """The pooling block, or none for an average. A query per class reads the patches only, a single one itself too."""
+    if config.aggregation == "average":
+        return []
+
+    def residual(layer: nn.Module) -> Residual:
+        return Residual([Branch(make_norm("layer", config.dim), layer, LayerScale(config.dim, config.scale_value))])
+
+    attention = ClassAttention(config.dim, config.heads, in_keys=config.queries == "one", role="pool")
+    return [Block(residual(attention), residual(FFN(config.dim, int(config.dim * config.mlp_ratio))))]
+
+
+_DIMS = {"s": 384, "b": 768, "l": 1024}
+_MODELS = {
+    "patchconvnet_s20": Paper("PatchConvNet Table 5.8"),
+    "patchconvnet_s36": Paper("PatchConvNet Table 5.8"),
+    "patchconvnet_s60": Paper("PatchConvNet Table 5.1", 25.2, 4.0),
+    "patchconvnet_s120": Paper("PatchConvNet Table 5.1", 47.7, 7.5),
+    "patchconvnet_b36": Paper("PatchConvNet Table 5.8"),
+    "patchconvnet_b60": Paper("PatchConvNet Table 5.1", 99.4, 15.8),
+    "patchconvnet_b120": Paper("PatchConvNet Table 5.1", 188.6, 29.9, "Table 5.2 prints 29.8 billion MACs"),
+    "patchconvnet_l60": Paper("PatchConvNet Table 5.2", None, 28.1),
+    "patchconvnet_l120": Paper("PatchConvNet Table 5.2", None, 53.0),
+}
+
+register_architecture(PatchConvNetConfig, PatchConvNet)
+for _name, _paper in _MODELS.items():
+    _size, _depth = _name[13], int(_name[14:])
+    # the code starts LayerScale at 1e-4 for S60 (and by default), at 1e-6 for deeper and wider networks
+    _value = 1e-4 if _size == "s" and _depth <= 60 else 1e-6
+    register(
+        PatchConvNetConfig(name=_name, family="patchconvnet", dim=_DIMS[_size], depth=_depth, scale_value=_value),
+        _paper,
+    )

@@ -1,0 +1,101 @@
+"""Names of models: each stands for a config, so listing them builds nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from patchloom.errors import PatchloomError, did_you_mean
+from patchloom.models.config import Config, ImageSize, as_size
+
+
+@dataclass(frozen=True)
+class Paper:
+    """Where a model is printed, with the millions of parameters and billions of MACs (at 224 pixels) printed there."""
+
+    source: str
+    params: float | None = None
+    macs: float | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Entry:
+    config: Config
+    paper: Paper
+
+
+_ENTRIES: dict[str, Entry] = {}
+_PATTERNS: list[tuple[re.Pattern[str], Callable[..., Config]]] = []
+_BUILDERS: dict[str, tuple[type[Config], Callable[[Any], Any]]] = {}
+
+
+def register(config: Config, paper: Paper) -> None:
+    """Give `config` its place in the table of models."""
+    _ENTRIES[config.name] = Entry(config, paper)
+
+
+def register_pattern(pattern: str, make: Callable[..., Config]) -> None:
+    """Names that are not listed one by one: `make(name, *groups)` for every name that the pattern matches."""
+    _PATTERNS.append((re.compile(pattern), make))
+
+
+def register_architecture(config: type[Config], network: Callable[[Any], Any]) -> None:
+    """What builds a network from a config of this type."""
+    _BUILDERS[config.architecture] = (config, network)
+
+
+def entries(pattern: str = "*") -> list[Entry]:
+    """The listed models whose names match a shell pattern, in the order of the papers."""
+    return [entry for name, entry in _ENTRIES.items() if fnmatchcase(name, pattern)]
+
+
+def list_models(pattern: str = "*") -> list[str]:
+    """The names of the listed models that match a shell pattern such as "cait_*"."""
+    return [entry.config.name for entry in entries(pattern)]
+
+
+def find_config(name: str) -> Config:
+    """The config that a name stands for; an unknown name is refused with the nearest known."""
+    if name in _ENTRIES:
+        return _ENTRIES[name].config
+    for pattern, make in _PATTERNS:
+        if match := pattern.fullmatch(name):
+            return make(name, *match.groups())
+    raise PatchloomError(
+        f"There is no model {name!r}.{did_you_mean(name, _ENTRIES)} `patchloom models` lists them all."
+    )
+
+
+def config_from_json(values: dict[str, Any]) -> Config:
+    """The inverse of Config.to_json."""
+    values = dict(values)
+    architecture = values.pop("architecture", None)
+    if architecture not in _BUILDERS:
+        raise PatchloomError(
+            f"The file describes a network of architecture {architecture!r}; known: {sorted(_BUILDERS)}."
+        )
+    kind = _BUILDERS[architecture][0]
+    return kind().replace(**{**values, "img_size": as_size(values["img_size"])})
+
+
+def build(config: Config) -> Any:
+    """The network that a config describes."""
+    return _BUILDERS[config.architecture][1](config)
+
+
+def create_model(
+    name: str, num_classes: int = 1000, img_size: ImageSize | None = None, in_chans: int = 3, **options: Any
+) -> Any:
+    """A network by name, with fresh weights.
+
+    `img_size` is a number or (height, width), the model's own by default. Further options are the fields of its
+    config: dim, depth, heads, patch_size, stem, norm, scale, aggregation, drop_path and what the family adds.
+    """
+    config = find_config(name)
+    if img_size is not None:
+        options["img_size"] = as_size(img_size)
+    return build(config.replace(num_classes=num_classes, in_chans=in_chans, **options))

@@ -1,0 +1,107 @@
+"""ResMLP (thesis ch. 4): patches exchange information through one Linear a block, channels through an FFN.
+
+z = x + gamma_1 * (A Aff(x)^T)^T       A is patches x patches
+y = z + gamma_2 * FFN(Aff(z))
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import nn
+
+from patchloom.layers.ffn import FFN
+from patchloom.layers.mixing import ClassMLP, CrossPatchFFN, CrossPatchLinear, GridConv
+from patchloom.layers.norms import make_norm
+from patchloom.layers.residual import Block, Branch, Residual
+from patchloom.layers.scales import LayerScale, layerscale_value
+from patchloom.layers.stems import make_stem
+from patchloom.models.config import Config
+from patchloom.models.network import Network
+from patchloom.models.registry import Paper, register, register_architecture
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResmlpConfig(Config):
+    """The choices of a ResMLP (thesis Table 4.3)."""
+
+    architecture: ClassVar[str] = "resmlp"
+
+    mlp_ratio: float = 4.0
+    norm: Literal["affine", "layer"] = "affine"
+    mixing: Literal["none", "linear", "mlp", "conv", "depthwise", "separable"] = "linear"
+    aggregation: Literal["average", "class_mlp"] = "average"
+    class_depth: int = 2  # blocks of the class-MLP stage
+    scale_value: float | None = None  # layerscale_value(depth)
+
+    @property
+    def prefix_tokens(self) -> int:
+        return int(self.aggregation == "class_mlp")
+
+
+class ResMLP(Network):
+    """See the module's docstring; `config` decides every choice."""
+
+    config: ResmlpConfig
+
+    def __init__(self, config: ResmlpConfig) -> None:
+        class_mlp = config.aggregation == "class_mlp"
+        super().__init__(
+            config,
+            stem=make_stem("linear", config.in_chans, config.dim, config.patch_size),
+            class_tokens=int(class_mlp),
+            blocks=[_trunk_block(config) for _ in range(config.depth)],
+            pool=[_class_block(config) for _ in range(config.class_depth if class_mlp else 0)],
+            norm=make_norm(config.norm, config.dim),
+        )
+
+    def _takes_any_size(self) -> bool:
+        return False
+
+
+def _trunk_block(config: ResmlpConfig) -> Block:
+    mixing = _mixing(config)
+    return Block(
+        None if mixing is None else _residual(config, mixing, config.drop_path), _ffn(config, config.drop_path)
+    )
+
+
+def _class_block(config: ResmlpConfig) -> Block:
+    return Block(_residual(config, ClassMLP(1 + config.patches)), _ffn(config))
+
+
+def _ffn(config: ResmlpConfig, drop_path: float = 0.0) -> Residual:
+    return _residual(config, FFN(config.dim, int(config.dim * config.mlp_ratio)), drop_path)
+
+
+def _residual(config: ResmlpConfig, layer: nn.Module, drop_path: float = 0.0) -> Residual:
+    value = layerscale_value(config.depth) if config.scale_value is None else config.scale_value
+    return Residual([Branch(make_norm(config.norm, config.dim), layer, LayerScale(config.dim, value), drop_path)])
+
+
+def _mixing(config: ResmlpConfig) -> nn.Module | None:
+    if config.mixing == "none":
+        return None
+    if config.mixing == "linear":
+        return CrossPatchLinear(config.patches)
+    if config.mixing == "mlp":
+        return CrossPatchFFN(config.patches)
+    return GridConv(config.dim, config.grid, config.mixing)
+
+
+_MODELS = {  # dim, depth, patch size, LayerScale start (None: by depth)
+    "resmlp_s12": ((384, 12, 16, None), Paper("ResMLP Table 4.1", 15.4, 3.0)),
+    "resmlp_s24": ((384, 24, 16, None), Paper("ResMLP Table 4.1", 30.0, 6.0)),
+    "resmlp_s36": ((384, 36, 16, None), Paper("published models", 44.7, None, "the README prints B24/16's 116M, 23B")),
+    "resmlp_b24": ((768, 24, 16, 1e-6), Paper("ResMLP Table 4.1", 115.7, 23.0)),
+    "resmlp_s12_p14": ((384, 12, 14, None), Paper("ResMLP Table 4.3", 15.6, 4.0)),
+    "resmlp_s12_p8": ((384, 12, 8, None), Paper("ResMLP Table 4.3", 22.1, 14.0)),
+    "resmlp_b24_p8": ((768, 24, 8, 1e-6), Paper("ResMLP Table 4.1", 129.1, 100.2)),
+}
+
+register_architecture(ResmlpConfig, ResMLP)
+for _name, ((_dim, _depth, _patch, _value), _paper) in _MODELS.items():
+    register(
+        ResmlpConfig(name=_name, family="resmlp", dim=_dim, depth=_depth, patch_size=_patch, scale_value=_value), _paper
+    )

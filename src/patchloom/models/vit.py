@@ -1,0 +1,160 @@
+"""Vision transformers: one network for DeiT, DeiT III, parallel ViTs, CaiT and the depth study between them.
+
+x = stem(image) + positions
+x = x + drop(scale(SA(norm(x))))       P such branches summed in a parallel ViT
+x = x + drop(scale(FFN(norm(x))))      likewise
+logits = head(norm(aggregate(x)))
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import nn
+
+from patchloom.errors import PatchloomError
+from patchloom.layers.attention import ClassAttention, SelfAttention, TalkingHeadsAttention
+from patchloom.layers.ffn import FFN
+from patchloom.layers.init import init_fixup, init_t_fixup
+from patchloom.layers.norms import make_norm
+from patchloom.layers.residual import Block, Branch, Gate, Residual
+from patchloom.layers.scales import FixupScale, LayerScale, ScalarScale, Scale, layerscale_value
+from patchloom.layers.stems import make_stem
+from patchloom.models.config import Config, check_heads
+from patchloom.models.network import Network
+from patchloom.models.registry import register_architecture
+
+ScaleName = Literal[
+    "none", "layerscale", "rezero", "skipinit", "fixup", "t-fixup",
+    "constant", "exclusive_gate", "shortcut_gate", "linear_shortcut", "dropout_shortcut",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class VitConfig(Config):
+    """The choices of a vision transformer."""
+
+    architecture: ClassVar[str] = "vit"
+
+    heads: int = 6
+    branches: int = 1  # P parallel attentions, then P parallel FFNs, in each block
+    mlp_ratio: float = 4.0
+    stem: Literal["linear", "hmlp", "conv"] = "linear"
+    stem_norm: Literal["batch", "layer"] = "batch"  # of the hmlp and conv stems
+    positions: Literal["all", "patches"] = "patches"  # "all": the prefix tokens have one too (DeiT)
+    norm: Literal["layer"] = "layer"
+    talking_heads: bool = False
+    scale: ScaleName = "none"
+    scale_value: float | None = None  # of LayerScale: layerscale_value(depth); of a scalar: 0, Fixup's 1
+    scale_init: Literal["constant", "zero", "uniform"] = "constant"
+    scale_form: Literal["amended", "published"] = "amended"  # amended: with pre-norm (CaiT, Table 1)
+    scale_trainable: bool = True
+    aggregation: Literal["class_token", "average", "class_attention"] = "class_token"
+    class_token_at: int = 0  # the block before which the class token joins (CaiT Table 3.13)
+    class_depth: int = 2  # blocks of the class-attention stage
+    class_in_keys: bool = True  # whether the class token is among the keys of that stage
+    class_scale: bool = True  # whether that stage scales its residuals like the trunk
+    distilled: bool = False
+    drop_path_decay: Literal["uniform", "linear"] = "uniform"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_heads(self)
+        if self.distilled and self.aggregation == "average":
+            raise PatchloomError(f"{self.name} averages its patches: there is no place for a distillation token.")
+        if self.class_token_at and (self.aggregation != "class_token" or self.class_token_at >= self.depth):
+            raise PatchloomError(
+                f"class_token_at={self.class_token_at} needs aggregation='class_token' and more than "
+                f"{self.class_token_at} blocks; {self.name} has {self.aggregation!r} and {self.depth}."
+            )
+
+    @property
+    def prefix_tokens(self) -> int:
+        return 0 if self.aggregation == "average" else 1 + self.distilled
+
+    @property
+    def position_prefix(self) -> int:
+        """Prefix tokens with a position: those in the trunk from its first block on, where positions cover "all"."""
+        joins_at_once = self.aggregation == "class_token" and self.class_token_at == 0
+        return self.prefix_tokens if self.positions == "all" and joins_at_once else 0
+
+    @property
+    def drop_path_rates(self) -> list[float]:
+        """One rate a block: the same everywhere, or rising linearly from 0 (DeiT)."""
+        if self.drop_path_decay == "uniform" or self.depth == 1:
+            return [self.drop_path] * self.depth
+        return [self.drop_path * i / (self.depth - 1) for i in range(self.depth)]
+
+
+class VisionTransformer(Network):
+    """See the module's docstring; `config` decides every choice."""
+
+    config: VitConfig
+
+    def __init__(self, config: VitConfig) -> None:
+        staged = config.aggregation == "class_attention"
+        super().__init__(
+            config,
+            stem=make_stem(config.stem, config.in_chans, config.dim, config.patch_size, config.stem_norm),
+            positions=config.position_prefix,
+            class_tokens=int(config.prefix_tokens > 0),
+            distilled=config.distilled,
+            join_at=config.class_token_at if config.aggregation == "class_token" else None,
+            blocks=[_trunk_block(config, rate) for rate in config.drop_path_rates],
+            pool=[_class_block(config) for _ in range(config.class_depth if staged else 0)],
+            norm=make_norm("layer", config.dim),
+        )
+
+    def init_weights(self) -> None:
+        super().init_weights()
+        if self.config.scale == "fixup":
+            init_fixup(self.blocks, self.head)
+        elif self.config.scale == "t-fixup":
+            init_t_fixup(self.blocks)
+
+
+def _trunk_block(config: VitConfig, drop_path: float) -> Block:
+    attention = TalkingHeadsAttention if config.talking_heads else SelfAttention
+
+    def residual(layer: type[nn.Module], *args: int) -> Residual:
+        branches = [
+            Branch(_norm(config), layer(config.dim, *args), make_scale(config), drop_path)
+            for _ in range(config.branches)
+        ]
+        return Residual(branches, Gate(config.scale, config.dim) if config.scale in Gate.KINDS else None)
+
+    return Block(residual(attention, config.heads), residual(FFN, int(config.dim * config.mlp_ratio)))
+
+
+def _class_block(config: VitConfig) -> Block:
+    """Class-attention, then an FFN on the class token alone (CaiT 3.5.2); no stochastic depth there."""
+
+    def residual(layer: nn.Module) -> Residual:
+        scale = make_scale(config) if config.class_scale else None
+        return Residual([Branch(make_norm("layer", config.dim), layer, scale)])
+
+    attention = ClassAttention(config.dim, config.heads, config.class_in_keys)
+    return Block(residual(attention), residual(FFN(config.dim, int(config.dim * config.mlp_ratio))))
+
+
+def _norm(config: VitConfig) -> nn.Module:
+    """ReZero, SkipInit, Fixup and T-Fixup were published without pre-norm; CaiT puts it back so that they converge."""
+    bare = config.scale_form == "published" and config.scale in ("rezero", "skipinit", "fixup", "t-fixup")
+    return make_norm("none" if bare else "layer", config.dim)
+
+
+def make_scale(config: VitConfig) -> Scale:
+    """The scale of one residual branch."""
+    value, trainable = config.scale_value, config.scale_trainable
+    if config.scale == "layerscale":
+        start = layerscale_value(config.depth) if value is None else value
+        return LayerScale(config.dim, start, config.scale_init, trainable)
+    if config.scale in ("rezero", "skipinit"):
+        return ScalarScale(0.0 if value is None else value, trainable)
+    if config.scale == "fixup":
+        return FixupScale(1.0 if value is None else value, trainable)
+    return Scale()
+
+
+register_architecture(VitConfig, VisionTransformer)

@@ -1,0 +1,100 @@
+"""Files of weights: tensors and what describes them, read without running anything in them, written whole or not."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from patchloom.errors import PatchloomError
+
+METADATA_KEY = "patchloom"
+_WRAPPERS = ("model", "state_dict")  # what training scripts put weights under
+
+
+@dataclass
+class Checkpoint:
+    """Tensors under the names of their file, and what the file says of itself (empty where it says nothing)."""
+
+    label: str
+    tensors: dict[str, Tensor]
+    about: dict[str, Any] = field(default_factory=dict)
+
+
+def read(path: Path) -> Checkpoint:
+    """Read a .safetensors file, or a .pth, .pt or .bin file with weights_only=True."""
+    if not path.is_file():
+        what = "is a folder" if path.is_dir() else "does not exist"
+        raise PatchloomError(f"{path} {what}; weights are a .safetensors or .pth file.")
+    try:
+        if path.suffix == ".safetensors":
+            return _read_safetensors(path)
+        return Checkpoint(str(path), unwrap(_read_pickle(path), str(path)))
+    except OSError as error:
+        raise PatchloomError(f"{path} cannot be read: {error}.") from error
+
+
+def write(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+    """Write a .safetensors file beside `path`, then move it into place."""
+    if path.suffix != ".safetensors":
+        raise PatchloomError(f"patchloom writes .safetensors files, not {path.name!r}.")
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(
+            {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()},
+            aside,
+            metadata={"format": "pt", METADATA_KEY: json.dumps(about)},
+        )
+        os.replace(aside, path)
+    except (OSError, SafetensorError) as error:
+        raise PatchloomError(f"{path} cannot be written: {error}.") from error
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def unwrap(content: Any, label: str) -> dict[str, Tensor]:
+    """The state dict inside what a training script saved, without the prefix that data-parallel training adds."""
+    for key in _WRAPPERS:
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+    if not isinstance(content, Mapping) or not content:
+        raise PatchloomError(f"{label} holds no state dict, but {type(content).__name__}.")
+    for name, value in content.items():
+        if not isinstance(name, str) or not isinstance(value, Tensor):
+            raise PatchloomError(f"{label} is no state dict: {name!r} is {type(value).__name__}, not a tensor.")
+    return {name.removeprefix("module."): tensor for name, tensor in content.items()}
+
+
+def _read_safetensors(path: Path) -> Checkpoint:
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+            metadata = file.metadata() or {}
+        about = json.loads(metadata.get(METADATA_KEY, "{}"))
+    except (SafetensorError, json.JSONDecodeError) as error:
+        raise PatchloomError(f"{path} is damaged or no safetensors file: {error}.") from error
+    return Checkpoint(str(path), unwrap(tensors, str(path)), about)
+
+
+def _read_pickle(path: Path) -> Any:
+    try:
+        with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about pickle protocols; the official script's arguments are a Namespace
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except (UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, AttributeError, IndexError) as error:
+        raise PatchloomError(
+            f"{path} is refused: it is damaged, or holds more than tensors, and unpickling it could run code. "
+            f"If you trust it, save its state dict as safetensors where it was made."
+        ) from error

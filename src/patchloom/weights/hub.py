@@ -1,0 +1,140 @@
+"""Published weights: timm's catalogue of tags, and repositories of the Hugging Face hub.
+
+    cait_s24.fb_dist_in1k      a model of ours with a tag of timm's
+    cait_s24_384.fb_dist_in1k  a model of timm's with its tag
+    hf-hub:owner/name          a repository with timm's config.json or with a file of ours
+
+Files come through huggingface_hub: its cache, its offline mode (HF_HUB_OFFLINE=1).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from patchloom.compat import import_timm
+from patchloom.errors import PatchloomError, did_you_mean
+from patchloom.models.registry import list_models
+from patchloom.weights.files import Checkpoint, read
+
+_PREFIX = "hf-hub:"
+_FILES = ("model.safetensors", "pytorch_model.bin")
+
+
+def is_remote(source: str | PathLike[str]) -> bool:
+    """A tag or a hub repository rather than a path: MODEL.TAG that is no file, with no folder and no weights suffix."""
+    if not isinstance(source, str):
+        return False
+    if source.startswith(_PREFIX):
+        return True
+    suffix = Path(source).suffix
+    return (
+        bool(re.fullmatch(r"\w+\.\w+", source))
+        and suffix not in (".safetensors", ".pth", ".pt", ".bin")
+        and (not Path(source).exists())
+    )
+
+
+def published_tags(name: str) -> list[str]:
+    """What timm's catalogue has for a model of ours, as timm names it: "cait_s24_384.fb_dist_in1k" and so on."""
+    base = timm_name(name)
+    known = import_timm().list_pretrained(f"{base}_*") if base else []
+    return [full for full in known if re.fullmatch(rf"{base}_\d+\.\w+", full)]
+
+
+def timm_name(name: str) -> str | None:
+    """timm's word for a model of ours, without the image size; None where timm has no such network."""
+    if match := re.fullmatch(r"(deit3?)_(tiny|small|medium|base|large|huge)(_distilled)?", name):
+        family, size, distilled = match.groups()
+        return f"{family}_{size}{distilled or ''}_patch{14 if size == 'huge' else 16}"
+    if name.startswith("cait_"):
+        return name
+    return {
+        "resmlp_s12": "resmlp_12",
+        "resmlp_s24": "resmlp_24",
+        "resmlp_s36": "resmlp_36",
+        "resmlp_b24_p8": "resmlp_big_24",
+    }.get(name)
+
+
+def fetch(source: str, img_size: tuple[int, int] | None) -> Checkpoint:
+    """Download, or find in the cache, what a tag or a hub repository holds."""
+    if source.startswith(_PREFIX):
+        return _from_repository(source.removeprefix(_PREFIX), source)
+    cfg = _pretrained_cfg(source, img_size)
+    checkpoint = _from_repository(cfg.hf_hub_id or f"timm/{cfg.architecture}.{cfg.tag}", source)
+    checkpoint.about.setdefault("preprocessing", _preprocessing(cfg.to_dict()))
+    return checkpoint
+
+
+def _pretrained_cfg(source: str, img_size: tuple[int, int] | None) -> Any:
+    """timm's entry for MODEL.TAG; of several resolutions the one asked for, else 224, else the smallest."""
+    name, tag = source.split(".")
+    timm = import_timm()
+    if timm.is_model(name):
+        candidates = [full for full in timm.list_pretrained(f"{name}.*") if full == source]
+        known = timm.list_pretrained(f"{name}.*")
+    else:
+        if name not in list_models():
+            raise PatchloomError(f"There is no file and no model {name!r}.{did_you_mean(name, list_models())}")
+        known = published_tags(name)
+        candidates = [full for full in known if full.endswith(f".{tag}")]
+    if not candidates:
+        tags = sorted({full.split(".")[1] for full in known})
+        there = f"its tags are {', '.join(tags)}" if tags else "timm's catalogue has none for it"
+        raise PatchloomError(f"No published weights {tag!r} of {name} are known; {there}.")
+    cfgs = [timm.models.get_pretrained_cfg(full) for full in candidates]
+
+    def preference(cfg: Any) -> tuple[bool, bool, int]:
+        size = tuple(cfg.input_size[1:])
+        return (size != img_size, size != (224, 224), size[0])
+
+    return min(cfgs, key=preference)
+
+
+def _from_repository(repository: str, label: str) -> Checkpoint:
+    path, reason = None, None
+    for filename in _FILES:
+        if path is None:
+            path, reason = _download(repository, filename)
+    if path is None:
+        raise PatchloomError(
+            f"{label}: the weights of {repository} are not in the hub's cache and could not be fetched ({reason}). "
+            f"Check the name and the network (HF_HUB_OFFLINE forbids it), or pass the path of a file that you have."
+        )
+    checkpoint = read(path)
+    checkpoint.label = label
+    config, _ = _download(repository, "config.json")
+    if config is not None:
+        values = json.loads(config.read_text())
+        if "pretrained_cfg" in values:
+            checkpoint.about.setdefault("preprocessing", _preprocessing(values["pretrained_cfg"]))
+        if values.get("label_names"):
+            checkpoint.about.setdefault("class_names", values["label_names"])
+    return checkpoint
+
+
+def _download(repository: str, filename: str) -> tuple[Path | None, str | None]:
+    """The file in the hub's cache, fetched if need be; or why it cannot be had."""
+    try:
+        from huggingface_hub import errors, hf_hub_download
+    except ImportError as error:
+        raise PatchloomError("Published weights need the hub's client: pip install 'patchloom[hub]'.") from error
+    try:
+        return Path(hf_hub_download(repository, filename)), None
+    except (errors.EntryNotFoundError, errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
+        return None, f"{type(error).__name__}: {str(error).splitlines()[0]}"
+
+
+def _preprocessing(cfg: dict[str, Any]) -> dict[str, Any]:
+    """timm's words for it in ours."""
+    return {
+        "img_size": tuple(cfg["input_size"][1:]),
+        "mean": tuple(cfg["mean"]),
+        "std": tuple(cfg["std"]),
+        "crop_ratio": cfg["crop_pct"],
+        "interpolation": cfg["interpolation"],
+    }

@@ -1,0 +1,193 @@
+"""Names of tensors: ours, the official repository's, timm's. One table of rules a layout, read in both directions.
+
+A rule pairs a name of ours with theirs; `{i}` stands for a number; what follows the name (".weight") is carried over.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from patchloom.errors import PatchloomError
+from patchloom.models.config import Config
+from patchloom.models.patchconvnet import PatchConvNetConfig
+from patchloom.models.resmlp import ResmlpConfig
+from patchloom.models.vit import VitConfig
+
+Rules = list[tuple[str, str]]
+State = dict[str, Tensor]
+
+LAYOUTS = ("patchloom", "official", "timm")
+
+_OUTSIDE: Rules = [
+    ("class_token", "cls_token"),
+    ("distill_token", "dist_token"),
+    ("positions", "pos_embed"),
+    ("stem", "patch_embed"),
+    ("norm", "norm"),
+    ("head", "head"),
+    ("head_distill", "head_dist"),
+]
+_CONV_STEM: Rules = [("stem.proj.{i}", "patch_embed.proj.{i}.0")]
+_CONV_BRANCH: Rules = [
+    (f"blocks.{{i}}.mixing.branches.0.fn.{ours}", f"blocks.{{i}}.attn.qkv_pos.{theirs}")
+    for ours, theirs in (("expand", "0"), ("depthwise", "2"), ("squeeze_excite", "4"), ("project", "5"))
+]
+_TIMM_RESMLP: Rules = [
+    ("stem", "stem"),
+    ("blocks.{i}.mixing.branches.0.norm", "blocks.{i}.norm1"),
+    ("blocks.{i}.mixing.branches.0.fn", "blocks.{i}.linear_tokens"),
+    ("blocks.{i}.mixing.branches.0.scale.gamma", "blocks.{i}.ls1"),
+    ("blocks.{i}.ffn.branches.0.norm", "blocks.{i}.norm2"),
+    ("blocks.{i}.ffn.branches.0.fn", "blocks.{i}.mlp_channels"),
+    ("blocks.{i}.ffn.branches.0.scale.gamma", "blocks.{i}.ls2"),
+    ("norm", "norm"),
+    ("head", "head"),
+]
+
+
+def _official_blocks(ours: str, theirs: str, branches: int = 1) -> Rules:
+    """Branch 0 is norm1, attn, gamma_1, norm2, mlp, gamma_2; branch p is norm1p, attnp, gamma_1_p and so on."""
+    rules: Rules = []
+    for p in range(branches):
+        digit, suffix = (str(p), f"_{p}") if p else ("", "")
+        for number, residual, layer in ((1, "mixing", "attn"), (2, "ffn", "mlp")):
+            at = f"{ours}.{{i}}.{residual}.branches.{p}"
+            rules += [
+                (f"{at}.norm", f"{theirs}.{{i}}.norm{number}{digit}"),
+                (f"{at}.fn", f"{theirs}.{{i}}.{layer}{digit}"),
+                (f"{at}.scale.gamma", f"{theirs}.{{i}}.gamma_{number}{suffix}"),
+            ]
+    return rules
+
+
+def official_rules(branches: int = 1) -> Rules:
+    trunk, pool = _official_blocks("blocks", "blocks", branches), _official_blocks("pool", "blocks_token_only")
+    return _CONV_BRANCH + trunk + pool + _OUTSIDE
+
+
+def _timm_vit_rules(branches: int) -> Rules:
+    if branches == 1:
+        scales = [
+            ("blocks.{i}.mixing.branches.0.scale", "blocks.{i}.ls1"),
+            ("blocks.{i}.ffn.branches.0.scale", "blocks.{i}.ls2"),
+        ]
+        return scales + official_rules()
+    rules: Rules = []
+    for p in range(branches):
+        for residual, group, layer in (("mixing", "attns", "attn"), ("ffn", "ffns", "mlp")):
+            at, there = f"blocks.{{i}}.{residual}.branches.{p}", f"blocks.{{i}}.{group}.{p}"
+            rules += [(f"{at}.norm", f"{there}.norm"), (f"{at}.fn", f"{there}.{layer}"), (f"{at}.scale", f"{there}.ls")]
+    return rules + _OUTSIDE
+
+
+def rename(name: str, rules: Rules, back: bool = False) -> str | None:
+    """The name in the other layout, from ours or (`back`) to ours; None where no rule fits."""
+    for ours, theirs in rules:
+        source, target = (theirs, ours) if back else (ours, theirs)
+        pattern = re.escape(source).replace(r"\{i\}", r"(\d+)")
+        if match := re.fullmatch(pattern + r"(\..+)?", name):
+            *numbers, rest = match.groups()
+            return target.format(i=numbers[0] if numbers else "") + (rest or "")
+    return None
+
+
+def to_ours(state: Mapping[str, Tensor]) -> tuple[str, State, list[str]]:
+    """Recognise the layout of a state dict: its name, the tensors under our names, and the names nobody knows."""
+    layout, rules = _recognise(state)
+    if layout == "patchloom":
+        return layout, dict(state), []
+    renamed: State = {}
+    unknown: list[str] = []
+    for name, tensor in _join_class_heads(state).items():
+        ours = rename(name, rules, back=True)
+        if ours is None:
+            unknown.append(name)
+        else:
+            renamed[ours] = tensor.flatten() if re.search(r"\.(alpha|beta)$", ours) else tensor  # timm's are (1, 1, D)
+    return layout, renamed, unknown
+
+
+def _recognise(state: Mapping[str, Tensor]) -> tuple[str, Rules]:
+    if any(re.match(r"(blocks|pool)\.\d+\.(mixing|ffn)\.branches\.", name) for name in state):
+        return "patchloom", []
+    if any(".linear_tokens." in name for name in state):
+        return "timm", _TIMM_RESMLP
+    if branches := _count(state, r"blocks\.\d+\.attns\.(\d+)\."):
+        return "timm", _timm_vit_rules(branches)
+    if any(re.match(r"blocks\.\d+\.ls1\.gamma", name) for name in state):
+        return "timm", _timm_vit_rules(1)
+    rules = _CONV_STEM + official_rules(_count(state, r"blocks\.\d+\.attn(\d+)\.") or 1)
+    if not any(rename(name, rules, back=True) for name in state):
+        some = ", ".join(sorted(state)[:3]) + (" ..." if len(state) > 3 else "")
+        raise PatchloomError(f"These tensors belong to no known layout ({', '.join(LAYOUTS)}): {some}.")
+    return "official", rules
+
+
+def _count(state: Iterable[str], pattern: str) -> int:
+    """One more than the largest number that the pattern finds, or 0."""
+    return max((int(match[1]) + 1 for name in state if (match := re.match(pattern, name))), default=0)
+
+
+def from_ours(state: State, config: Config, layout: str) -> State:
+    """The tensors of a network of ours under the names, and in the shapes, of another layout."""
+    if layout == "patchloom":
+        return state
+    rules = _rules_for(config, layout)
+    renamed: State = {}
+    for name, tensor in state.items():
+        theirs = rename(name, rules)
+        if theirs is None:
+            raise PatchloomError(
+                f"The {layout} layout has no place for {name} of {config.name}; use layout='patchloom'."
+            )
+        renamed[theirs] = tensor
+    if layout == "timm":
+        _as_timm_shapes(renamed, config)
+    elif getattr(config, "queries", "one") == "per_class":
+        _split_class_heads(renamed)
+    return renamed
+
+
+def _rules_for(config: Config, layout: str) -> Rules:
+    if layout not in LAYOUTS:
+        raise PatchloomError(f"There is no layout {layout!r}; there are {', '.join(LAYOUTS)}.")
+    if isinstance(config, VitConfig):
+        if layout == "timm" and config.aggregation != "class_attention":
+            return _timm_vit_rules(config.branches)
+        return official_rules(config.branches)
+    if isinstance(config, ResmlpConfig):
+        return _TIMM_RESMLP if layout == "timm" else official_rules()
+    if isinstance(config, PatchConvNetConfig) and layout == "official":
+        return _CONV_STEM + official_rules()
+    raise PatchloomError(f"{config.name} has no counterpart in the {layout} layout; use layout='patchloom'.")
+
+
+def _as_timm_shapes(state: State, config: Config) -> None:
+    for name, tensor in state.items():
+        if re.search(r"\.(alpha|beta)$", name):
+            state[name] = tensor[None, None]
+    # timm's parallel ViTs have a position for the class token: a zero one changes nothing
+    if config.family == "vit" and isinstance(config, VitConfig) and not config.position_prefix:
+        state["pos_embed"] = F.pad(state["pos_embed"], (0, 0, config.prefix_tokens, 0))
+
+
+def _split_class_heads(state: State) -> None:
+    """One Linear(D, 1) a class, as the official code stores one query per class."""
+    weight, bias = state.pop("head.weight"), state.pop("head.bias")
+    for c in range(weight.shape[0]):
+        state[f"head.{c}.weight"], state[f"head.{c}.bias"] = weight[c : c + 1], bias[c : c + 1]
+
+
+def _join_class_heads(state: Mapping[str, Tensor]) -> State:
+    classes = _count(state, r"head\.(\d+)\.weight$")
+    if not classes:
+        return dict(state)
+    joined = {name: tensor for name, tensor in state.items() if not re.match(r"head\.\d+\.", name)}
+    for kind in ("weight", "bias"):
+        joined[f"head.{kind}"] = torch.cat([state[f"head.{c}.{kind}"] for c in range(classes)])
+    return joined

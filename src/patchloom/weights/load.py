@@ -1,0 +1,169 @@
+"""One way in for weights: a path, a state dict, a published tag or a hub repository, in any known layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from patchloom.errors import PatchloomError
+from patchloom.models.config import Config, as_size
+from patchloom.models.network import Network
+from patchloom.models.preprocessing import Preprocessing
+from patchloom.models.registry import build, config_from_json
+from patchloom.weights import hub, resize
+from patchloom.weights.files import Checkpoint, read, unwrap
+from patchloom.weights.infer import infer_config
+from patchloom.weights.layouts import to_ours
+from patchloom.weights.report import LoadReport
+
+State = dict[str, Tensor]
+Source = str | PathLike[str] | Mapping[str, Tensor]
+
+
+def load(
+    source: Source,
+    *,
+    img_size: int | tuple[int, int] | None = None,
+    source_size: int | tuple[int, int] | None = None,
+    num_classes: int | None = None,
+    in_chans: int | None = None,
+    strict: bool = True,
+    **hints: Any,
+) -> Network:
+    """A network with weights, in eval mode; `model.load_report` says what happened to every tensor.
+
+    `source` is a .safetensors or .pth file, a state dict, a published tag ("cait_s24.fb_dist_in1k") or a repository of
+    the Hugging Face hub ("hf-hub:owner/name"); the layout is ours, the official repository's or timm's. Our own files
+    describe their network; for others it is read off the tensors, and `hints` (heads=...) say what tensors cannot.
+
+    img_size      the wanted size; positions and cross-patch matrices are resized to it
+    source_size   (height, width) that the weights were made at, where neither img_size nor a square fits
+    num_classes   another number starts the head afresh
+    in_chans      another number adapts the stem
+    strict        refuse missing and unknown tensors by name; False reports them instead
+    """
+    checkpoint = _fetch(source, img_size)
+    layout, state, unused = to_ours(checkpoint.tensors)
+    origin = _describe(checkpoint, state, img_size, source_size, hints)
+    wanted = _wanted(origin, img_size, num_classes, in_chans)
+    report = LoadReport(checkpoint.label, layout, wanted.name, unused=unused)
+    model = build(wanted)
+    _fit_sizes(state, origin, model, report)
+    _drop_other_heads(state, origin, model, report)
+    _copy(state, model, report, strict)
+    _take_along(checkpoint.about, origin, model)
+    model.load_report = report
+    return model.eval()
+
+
+def _fetch(source: Source, img_size: Any) -> Checkpoint:
+    if isinstance(source, Mapping):
+        return Checkpoint("a state dict", unwrap(source, "The state dict"))
+    if hub.is_remote(source):
+        return hub.fetch(str(source), None if img_size is None else as_size(img_size))
+    return read(Path(source))
+
+
+def _describe(checkpoint: Checkpoint, state: State, img_size: Any, source_size: Any, hints: dict[str, Any]) -> Config:
+    """The config of the network as it was saved."""
+    if "config" in checkpoint.about:
+        return config_from_json(checkpoint.about["config"]).replace(**hints)
+    return infer_config(state, img_size, source_size, **hints)
+
+
+def _wanted(origin: Config, img_size: Any, num_classes: int | None, in_chans: int | None) -> Config:
+    changes: dict[str, Any] = {"num_classes": num_classes, "in_chans": in_chans}
+    changes["img_size"] = None if img_size is None else as_size(img_size)
+    return origin.replace(**{key: value for key, value in changes.items() if value is not None})
+
+
+def _fit_sizes(state: State, origin: Config, model: Network, report: LoadReport) -> None:
+    """Resize in `state` what the model holds at another size."""
+    old, new = origin.grid, model.config.grid
+    for name, target in model.state_dict().items():
+        if name not in state or state[name].shape == target.shape:
+            continue
+        if how := _resizer(name, state[name], model, old, new):
+            resized = how(state[name])
+            if resized.shape == target.shape:
+                report.resized[name] = f"{_shape(state[name])} -> {_shape(target)}"
+                state[name] = resized
+
+
+def _resizer(
+    name: str, tensor: Tensor, model: Network, old: tuple[int, int], new: tuple[int, int]
+) -> Callable[[Tensor], Tensor] | None:
+    if name.startswith("stem.") and tensor.ndim == 4:
+        return lambda weight: resize.resize_channels(weight, model.config.in_chans)
+    if old == new:
+        return None
+    if name == "positions":
+        return lambda table: resize.resize_positions(table, model.position_prefix, old, new)
+    layer, _, kind = name.rpartition(".")
+    if not layer.endswith(".fn"):
+        return None
+    how = {
+        ("blocks", "weight"): resize.resize_cross_patch,
+        ("blocks", "bias"): resize.resize_patch_vector,
+        ("pool", "weight"): resize.resize_class_mlp,
+    }.get((name.split(".")[0], kind))
+    return None if how is None else lambda value: how(value, old, new)
+
+
+def _drop_other_heads(state: State, origin: Config, model: Network, report: LoadReport) -> None:
+    """Another number of classes was asked for: heads, and queries of one class each, start afresh."""
+    old, new = origin.num_classes, model.config.num_classes
+    if old == new:
+        return
+    for name, target in model.state_dict().items():
+        of_classes = name.startswith(("head.", "head_distill.")) or (name == "class_token" and model.per_class)
+        if of_classes and name in state and state[name].shape != target.shape:
+            report.reinitialised[name] = f"{old} classes in the file, {new} asked for"
+            del state[name]
+
+
+def _copy(state: State, model: nn.Module, report: LoadReport, strict: bool) -> None:
+    """Copy what fits by name and shape; refuse or report the rest."""
+    own = model.state_dict()
+    for name, tensor in state.items():
+        if name not in own:
+            report.unused.append(name)
+        elif own[name].shape != tensor.shape:
+            raise PatchloomError(
+                f"{report.source}: {name} has shape {_shape(tensor)} where {report.model} needs {_shape(own[name])}."
+            )
+        else:
+            report.loaded.append(name)
+    report.missing = [name for name in own if name not in state and name not in report.reinitialised]
+    if strict and (report.missing or report.unused):
+        raise PatchloomError(
+            f"{report.source} does not fit {report.model}. "
+            + "".join(
+                f"{title}: {', '.join(names[:8])}{f' and {len(names) - 8} more' if len(names) > 8 else ''}. "
+                for title, names in (("Missing", report.missing), ("Unknown", report.unused))
+                if names
+            )
+            + "strict=False loads the rest."
+        )
+    with torch.no_grad():
+        for name in report.loaded:
+            own[name].copy_(state[name])
+
+
+def _take_along(about: Mapping[str, Any], origin: Config, model: Network) -> None:
+    """Preprocessing and class names travel with the weights."""
+    if "preprocessing" in about:
+        values = {**about["preprocessing"], "img_size": model.config.img_size}
+        if model.config.in_chans == origin.in_chans:
+            model.preprocessing = Preprocessing.from_json(values)
+    if about.get("class_names") and model.config.num_classes == origin.num_classes:
+        model.class_names = tuple(about["class_names"])
+
+
+def _shape(tensor: Tensor) -> str:
+    return " x ".join(map(str, tensor.shape)) or "scalar"
