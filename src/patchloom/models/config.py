@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import types
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -32,7 +33,7 @@ class Config:
         object.__setattr__(self, "img_size", as_size(self.img_size))
         hints = get_type_hints(type(self))
         for field in dataclasses.fields(self):
-            _check(self.name, field.name, getattr(self, field.name), hints[field.name])
+            _check(self.name, field, getattr(self, field.name), hints[field.name])
         if not 0 <= self.drop_path < 1:
             raise PatchloomError(f"The drop_path of {self.name} must be at least 0 and below 1, not {self.drop_path}.")
         check_divisible(self.img_size, self.patch_size, f"an image size of {self.name}")
@@ -48,14 +49,18 @@ class Config:
 
     def replace(self, **options: Any) -> Config:
         """A copy with other options; an unknown one is refused with the nearest known."""
-        known = {field.name for field in dataclasses.fields(self)}
+        self.check_known(options, self.name)
+        return dataclasses.replace(self, **options)
+
+    @classmethod
+    def check_known(cls, options: Iterable[str], name: str) -> None:
+        known = {field.name for field in dataclasses.fields(cls)}
         for option in options:
             if option not in known:
                 raise PatchloomError(
-                    f"{self.name} has no option {option!r}.{did_you_mean(option, known)} "
+                    f"{name} has no option {option!r}.{did_you_mean(option, known)} "
                     f"Its options: {', '.join(sorted(known - {'name', 'family'}))}."
                 )
-        return dataclasses.replace(self, **options)
 
     def to_json(self) -> dict[str, Any]:
         return {"architecture": self.architecture, **dataclasses.asdict(self)}
@@ -84,9 +89,11 @@ def check_heads(config: Any) -> None:
         raise PatchloomError(f"The dim of {config.name}, {config.dim}, must be divisible by its heads, {config.heads}.")
 
 
-def _check(model: str, option: str, value: Any, hint: Any) -> None:
-    if not _fits(value, hint):
-        raise PatchloomError(f"The option {option!r} of {model} must be {_describe(hint)}, not {value!r}.")
+def _check(model: str, field: dataclasses.Field[Any], value: Any, hint: Any) -> None:
+    least = field.metadata.get("least", 1)
+    if not _fits(value, hint) or (hint is int and value < least):
+        bound = f" of at least {least}" if hint is int else ""
+        raise PatchloomError(f"The option {field.name!r} of {model} must be {_describe(hint)}{bound}, not {value!r}.")
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -98,7 +105,7 @@ def _fits(value: Any, hint: Any) -> bool:
     if origin is tuple:
         return isinstance(value, tuple)
     if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+        return isinstance(value, int) and not isinstance(value, bool)
     if hint is float:
         return isinstance(value, int | float) and not isinstance(value, bool) and value == value
     return isinstance(value, hint)

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
@@ -27,7 +28,7 @@ class ConvNetConfig(PoolConfig):
 
     trunk: str = "resnet50"
     dim: int = 2048
-    depth: int = 0
+    depth: int = field(default=0, metadata={"least": 0})
     patch_size: int = 32
 
 
@@ -66,18 +67,6 @@ class ConvNet(Network):
         self.stem = trunk
 
 
-def trunk_shape(trunk: str) -> dict[str, Any]:
-    """The channels and the stride of a timm convnet's last map."""
-    timm = import_timm()
-    if not timm.is_model(trunk):
-        raise PatchloomError(f"timm has no model {trunk!r}.{did_you_mean(trunk, timm.list_models())}")
-    try:
-        info = timm.create_model(trunk, features_only=True, out_indices=[-1], pretrained=False).feature_info
-        return {"dim": info.channels()[-1], "patch_size": info.reduction()[-1]}
-    except (RuntimeError, AttributeError, TypeError, NotImplementedError) as error:
-        raise PatchloomError(f"timm's {trunk!r} gives no feature map to pool: {error}") from error
-
-
 # parameters, MACs and activations at 224 pixels of trunks that the table of models shows without importing timm
 _COUNTED = {"resnet50": (23_508_032, 4_087_136_256, 11_113_984)}
 
@@ -91,21 +80,37 @@ def trunk_complexity(config: ConvNetConfig) -> tuple[int, int, int]:
 
 
 def count_trunk(trunk: str, in_chans: int = 3) -> tuple[int, int, int]:
-    """Count a timm trunk at 224 pixels by running it on the meta device, which computes nothing."""
-    counts = [0, 0, 0]
+    """Parameters, MACs and activations of a timm trunk at 224 pixels."""
+    return _probe(trunk, in_chans)[0]
+
+
+def trunk_shape(trunk: str) -> dict[str, Any]:
+    """The channels and the stride of a timm convnet's last map."""
+    timm = import_timm()
+    if not timm.is_model(trunk):
+        raise PatchloomError(f"timm has no model {trunk!r}.{did_you_mean(trunk, timm.list_models())}")
+    shape = _probe(trunk, 3)[1]
+    if len(shape) != 4 or shape[2] != shape[3]:
+        raise PatchloomError(f"timm's {trunk!r} gives no map (batch, channels, height, width) to pool, but {shape}.")
+    return {"dim": shape[1], "patch_size": 224 // shape[2]}
+
+
+@lru_cache
+def _probe(trunk: str, in_chans: int) -> tuple[tuple[int, int, int], tuple[int, ...]]:
+    """Costs at 224 pixels and shape of the last map, from a run on the meta device, which computes nothing."""
+    counts = [0, 0]
 
     def count(module: nn.Conv2d | nn.Linear, _: object, output: Tensor) -> None:
-        counts[1] += module.weight[0].numel() * output.numel()
-        counts[2] += output.numel()
+        counts[0] += module.weight[0].numel() * output.numel()
+        counts[1] += output.numel()
 
     with torch.device("meta"):
-        stem = TimmStem(trunk, in_chans, 0.0)
-        for module in stem.modules():
+        model = TimmStem(trunk, in_chans, 0.0).trunk
+        for module in model.modules():
             if isinstance(module, nn.Conv2d | nn.Linear):
                 module.register_forward_hook(count)
-        stem(torch.empty(1, in_chans, 224, 224))
-    counts[0] = sum(p.numel() for p in stem.parameters())
-    return counts[0], counts[1], counts[2]
+        shape = tuple(model(torch.empty(1, in_chans, 224, 224)).shape)
+    return (sum(p.numel() for p in model.parameters()), counts[0], counts[1]), shape
 
 
 def attention_pooled(name: str, trunk: str) -> ConvNetConfig:

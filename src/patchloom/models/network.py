@@ -242,8 +242,6 @@ class Network(nn.Module):
         return self.positions is None
 
     def _make_heads(self, num_classes: int) -> None:
-        if num_classes < 1:
-            raise PatchloomError(f"num_classes must be at least 1, not {num_classes}; model.embed(x) needs no head.")
         self.head: nn.Module = (PerClassHead if self.per_class else nn.Linear)(self.config.dim, num_classes)
         self.head_distill = None if self.distill_token is None else nn.Linear(self.config.dim, num_classes)
 

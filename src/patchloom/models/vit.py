@@ -8,7 +8,7 @@ logits = head(norm(aggregate(x)))
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from torch import nn
@@ -51,7 +51,9 @@ class VitConfig(Config):
     scale_form: Literal["amended", "published"] = "amended"  # amended: with pre-norm (CaiT, Table 1)
     scale_trainable: bool = True
     aggregation: Literal["class_token", "average", "class_attention"] = "class_token"
-    class_token_at: int = 0  # the block before which the class token joins (CaiT Table 3.13)
+    class_token_at: int = field(
+        default=0, metadata={"least": 0}
+    )  # the block before which the class token joins (CaiT Table 3.13)
     class_depth: int = 2  # blocks of the class-attention stage
     class_in_keys: bool = True  # whether the class token is among the keys of that stage
     class_scale: bool = True  # whether that stage scales its residuals like the trunk

@@ -7,6 +7,7 @@ import json
 import os
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from pickle import UnpicklingError
@@ -61,7 +62,8 @@ def write(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -
     except (OSError, SafetensorError) as error:
         raise PatchloomError(f"{path} cannot be written: {error}.") from error
     finally:
-        aside.unlink(missing_ok=True)
+        with suppress(OSError):
+            aside.unlink()
 
 
 def unwrap(content: Any, label: str) -> dict[str, Tensor]:

@@ -63,6 +63,7 @@ def _vit(state: State, wanted: Any, source: Any, hints: dict[str, Any]) -> VitCo
         class_scale=not staged or "pool.0.mixing.branches.0.scale.gamma" in state,
         distilled=distilled,
     )
+    VitConfig.check_known(hints, "The network in the file")
     return VitConfig(**{**options, **hints})
 
 
@@ -90,6 +91,7 @@ def _resmlp(state: State, wanted: Any, source: Any, hints: dict[str, Any]) -> Re
         aggregation="average" if class_mlp is None else "class_mlp",
         class_depth=_count(state, r"pool\.(\d+)\.") or 2,
     )
+    ResmlpConfig.check_known(hints, "The network in the file")
     return ResmlpConfig(**{**options, **hints})
 
 
@@ -106,6 +108,7 @@ def _patchconvnet(state: State, wanted: Any, source: Any, hints: dict[str, Any])
         mlp_ratio=3.0 if pool is None else pool.shape[0] / dim,
     )
     options.pop("stem_norm", None)
+    PatchConvNetConfig.check_known(hints, "The network in the file")
     return PatchConvNetConfig(**{**options, **hints})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from patchloom.errors import PatchloomError
+from patchloom.layers.mixing import ClassMLP, CrossPatchLinear
 from patchloom.models.config import Config, as_size
 from patchloom.models.network import Network
 from patchloom.models.preprocessing import Preprocessing
 from patchloom.models.registry import build, config_from_json
+from patchloom.models.roles import parameter_roles
 from patchloom.weights import hub, resize
 from patchloom.weights.files import Checkpoint, read, unwrap
 from patchloom.weights.infer import infer_config
@@ -61,6 +64,22 @@ def load(
     return model.eval()
 
 
+def copy_scales(model: Network, source: Source, **hints: Any) -> list[str]:
+    """Give a network the residual scales of other weights, such as learned LayerScale values to keep fixed (CaiT 3.5.3:
+    make it with scale_trainable=False). Returns the names of the copied parameters; nothing else is changed."""
+    own = dict(model.named_parameters())
+    names = [name for name, role in parameter_roles(model).items() if role == "scale"]
+    other = dict(load(source, **hints).named_parameters())
+    missing = [name for name in names if name not in other or other[name].shape != own[name].shape]
+    if missing or not names:
+        what = f"no scale that fits {missing[0]}" if missing else "nothing to give"
+        raise PatchloomError(f"{source} has {what}: {model.config.name} has {len(names)} residual scales.")
+    with torch.no_grad():
+        for name in names:
+            own[name].copy_(other[name])
+    return names
+
+
 def _fetch(source: Source, img_size: Any) -> Checkpoint:
     if isinstance(source, Mapping):
         return Checkpoint("a state dict", unwrap(source, "The state dict"))
@@ -83,36 +102,31 @@ def _wanted(origin: Config, img_size: Any, num_classes: int | None, in_chans: in
 
 
 def _fit_sizes(state: State, origin: Config, model: Network, report: LoadReport) -> None:
-    """Resize in `state` what the model holds at another size."""
+    """Resize in `state` what depends on the grid of patches or on the input channels, where the model has others."""
     old, new = origin.grid, model.config.grid
-    for name, target in model.state_dict().items():
-        if name not in state or state[name].shape == target.shape:
+    channels = model.config.in_chans
+    for name, how in _size_dependent(model).items():
+        if name not in state or (origin.in_chans == channels if how is None else old == new):
             continue
-        if how := _resizer(name, state[name], model, old, new):
-            resized = how(state[name])
-            if resized.shape == target.shape:
-                report.resized[name] = f"{_shape(state[name])} -> {_shape(target)}"
-                state[name] = resized
+        before = state[name]
+        state[name] = resize.resize_channels(before, channels) if how is None else how(before, old, new)
+        grids = "" if how is None else f" (grid {old[0]} x {old[1]} -> {new[0]} x {new[1]})"
+        report.resized[name] = f"{_shape(before)} -> {_shape(state[name])}{grids}"
 
 
-def _resizer(
-    name: str, tensor: Tensor, model: Network, old: tuple[int, int], new: tuple[int, int]
-) -> Callable[[Tensor], Tensor] | None:
-    if name.startswith("stem.") and tensor.ndim == 4:
-        return lambda weight: resize.resize_channels(weight, model.config.in_chans)
-    if old == new:
-        return None
-    if name == "positions":
-        return lambda table: resize.resize_positions(table, model.position_prefix, old, new)
-    layer, _, kind = name.rpartition(".")
-    if not layer.endswith(".fn"):
-        return None
-    how = {
-        ("blocks", "weight"): resize.resize_cross_patch,
-        ("blocks", "bias"): resize.resize_patch_vector,
-        ("pool", "weight"): resize.resize_class_mlp,
-    }.get((name.split(".")[0], kind))
-    return None if how is None else lambda value: how(value, old, new)
+def _size_dependent(model: Network) -> dict[str, Callable[..., Tensor] | None]:
+    """The tensors that depend on the grid, with what resizes them; and the stem's first kernel, with None."""
+    found: dict[str, Callable[..., Tensor] | None] = {}
+    if model.positions is not None:
+        found["positions"] = partial(resize.resize_positions, prefix=model.position_prefix)
+    for name, module in model.named_modules():
+        if isinstance(module, CrossPatchLinear):
+            found[f"{name}.weight"] = resize.resize_cross_patch
+            found[f"{name}.bias"] = resize.resize_patch_vector
+        elif isinstance(module, ClassMLP):
+            found[f"{name}.weight"] = resize.resize_class_mlp
+    kernels = [name for name, tensor in model.stem.state_dict(prefix="stem.").items() if tensor.ndim == 4]
+    return {**found, kernels[0]: None}
 
 
 def _drop_other_heads(state: State, origin: Config, model: Network, report: LoadReport) -> None:

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 Grid = tuple[int, int]
 
 
-def resize_positions(table: Tensor, prefix: int, old: Grid, new: Grid) -> Tensor:
+def resize_positions(table: Tensor, old: Grid, new: Grid, prefix: int = 0) -> Tensor:
     """A table (1, prefix + N, D) at another grid: bicubic, half-pixel centres, no antialiasing, as the authors do.
 
     The rows of prefix tokens stay as they are.
@@ -52,7 +52,7 @@ def resize_channels(weight: Tensor, channels: int) -> Tensor:
 
 def _resize_columns(matrix: Tensor, old: Grid, new: Grid) -> Tensor:
     """(rows, old patches) -> (rows, new patches)."""
-    return resize_positions(matrix.T[None], 0, old, new)[0].T
+    return resize_positions(matrix.T[None], old, new)[0].T
 
 
 def _growth(new: Grid, old: Grid) -> float:

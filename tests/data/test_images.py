@@ -1,0 +1,62 @@
+"""Photos become inputs as torchvision's evaluation transforms would make them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import patchloom.compat  # noqa: F401 - before torchvision
+from patchloom import PatchloomError
+from patchloom.data.images import prepare, read_image
+from patchloom.models.preprocessing import Preprocessing
+
+
+def picture(width: int, height: int) -> Image.Image:
+    generator = np.random.default_rng(0)
+    return Image.fromarray(generator.integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+@pytest.mark.parametrize(("width", "height"), [(500, 375), (375, 500), (256, 256), (100, 80), (1000, 90)])
+@pytest.mark.parametrize(("size", "ratio"), [(224, 0.875), (224, 0.9), (384, 1.0), (32, 0.95)])
+def test_equals_torchvision(width: int, height: int, size: int, ratio: float) -> None:
+    from torchvision import transforms as T
+
+    how = Preprocessing((size, size), crop_ratio=ratio)
+    image = picture(width, height)
+    resize = T.Resize(int(size / ratio), T.InterpolationMode.BICUBIC)
+    theirs = T.Compose([resize, T.CenterCrop(size), T.ToTensor(), T.Normalize(how.mean, how.std)])
+    assert torch.allclose(prepare(image, how)[0], theirs(image), atol=1e-6)
+
+
+def test_rectangles_cover_the_middle() -> None:
+    out = prepare(picture(300, 200), Preprocessing((64, 96), crop_ratio=1.0))
+    assert out.shape == (1, 3, 64, 96)
+    assert out.is_contiguous()
+
+
+def test_modes_and_rotation_become_upright_rgb(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by a quarter
+    picture(40, 20).save(tmp_path / "turned.jpg", exif=exif)
+    assert read_image(tmp_path / "turned.jpg").size == (20, 40)
+    for mode in ("L", "LA", "P", "RGBA", "1", "I;16"):
+        Image.new(mode, (8, 8)).save(tmp_path / "mode.png")
+        assert read_image(tmp_path / "mode.png").mode == "RGB"
+    Image.new("CMYK", (8, 8)).save(tmp_path / "cmyk.jpg")
+    assert read_image(tmp_path / "cmyk.jpg").mode == "RGB"
+
+
+def test_what_is_no_image_is_named(tmp_path: Path) -> None:
+    (tmp_path / "empty.jpg").write_bytes(b"")
+    (tmp_path / "text.png").write_text("not a picture")
+    picture(64, 64).save(tmp_path / "whole.jpg")
+    (tmp_path / "torn.jpg").write_bytes((tmp_path / "whole.jpg").read_bytes()[:700])
+    for name in ("empty.jpg", "text.png", "torn.jpg", "missing.jpg"):
+        with pytest.raises(PatchloomError, match=name):
+            read_image(tmp_path / name)
+    with pytest.raises(PatchloomError, match="1 channels"):
+        prepare(picture(8, 8), Preprocessing(mean=(0.5,), std=(0.5,)))

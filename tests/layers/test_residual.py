@@ -1,0 +1,69 @@
+"""The residual, its scales, gates and stochastic depth, against formulas."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from conftest import assert_close, stir
+from patchloom import layerscale_value, uniform_drop_rate
+from patchloom.layers.residual import Branch, DropPath, Gate, Residual
+from patchloom.layers.scales import LayerScale
+
+
+def test_parallel_branches_read_the_same_input_and_are_summed() -> None:
+    branches = [Branch(nn.LayerNorm(6), stir(nn.Linear(6, 6)), stir(LayerScale(6, 0.1))) for _ in range(3)]
+    residual, x = Residual(branches), torch.randn(2, 4, 6)
+    want = x + sum(branch.scale.gamma * branch.fn(branch.norm(x)) for branch in branches)
+    assert_close(residual(x), want, 1e-6)
+
+
+@pytest.mark.parametrize("kind", Gate.KINDS)
+def test_gates_follow_their_formulas(kind: str) -> None:
+    gate, x, update = stir(Gate(kind, 6)).eval(), torch.randn(2, 4, 6), torch.randn(2, 4, 6)
+    g = None if gate.linear is None else torch.sigmoid(gate.linear(x))
+    want = {
+        "constant": lambda: 0.5 * x + 0.5 * update,
+        "exclusive_gate": lambda: (1 - g) * x + g * update,
+        "shortcut_gate": lambda: (1 - g) * x + update,
+        "linear_shortcut": lambda: gate.linear(x) + update,
+        "dropout_shortcut": lambda: x + update,
+    }[kind]()
+    assert_close(gate(x, update), want, 1e-6)
+
+
+def test_dropout_shortcut_drops_half_in_training() -> None:
+    gate = Gate("dropout_shortcut", 6).train()
+    out = gate(torch.ones(1, 5000, 6), torch.zeros(1, 5000, 6))
+    assert set(out.unique().tolist()) == {0.0, 2.0}
+    assert abs(float(out.mean()) - 1) < 0.05
+
+
+def test_drop_path_drops_whole_samples_and_keeps_the_mean() -> None:
+    drop = DropPath(0.3).train()
+    out = drop(torch.ones(20000, 2, 3))
+    per_sample = out.flatten(1)
+    assert bool((per_sample == per_sample[:, :1]).all())
+    kept = (per_sample[:, 0] > 0).float().mean()
+    assert abs(float(kept) - 0.7) < 0.015
+    assert abs(float(out.max()) - 1 / 0.7) < 1e-6
+    x = torch.randn(4, 2, 3)
+    assert torch.equal(drop.eval()(x), x)
+
+
+def test_layerscale_starts() -> None:
+    assert bool((LayerScale(64, 0.1).gamma == 0.1).all())
+    assert bool((LayerScale(64, 0.1, "zero").gamma == 0).all())
+    uniform = LayerScale(100_000, 0.1, "uniform").gamma.detach()
+    assert 0 <= float(uniform.min()) < 0.001
+    assert 0.199 < float(uniform.max()) <= 0.2
+    assert abs(float(uniform.mean()) - 0.1) < 1e-3
+    assert not LayerScale(4, 0.1, trainable=False).gamma.requires_grad
+
+
+def test_depth_rules_give_the_values_of_the_papers() -> None:
+    assert [layerscale_value(depth) for depth in (12, 18, 24, 36, 48)] == [0.1, 0.1, 1e-5, 1e-6, 1e-6]  # CaiT 3.5.1
+    rates = [uniform_drop_rate(depth) for depth in (12, 18, 24, 36, 48)]  # CaiT Table 3.16, S-24, S-36 and S-48
+    assert rates == pytest.approx([0, 0.05, 0.1, 0.2, 0.3])
+    assert uniform_drop_rate(6) == 0

@@ -1,0 +1,138 @@
+"""Published weights, offline: a cache of the hub is built as the hub's client would have left it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import patchloom
+from conftest import stir
+from patchloom import PatchloomError
+from patchloom.compat import import_timm
+from patchloom.models.registry import list_models
+from patchloom.weights.hub import is_remote, published_tags
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def put_in_cache(home: Path, repository: str, files: dict[str, bytes | Path]) -> None:
+    folder = home / "hub" / f"models--{repository.replace('/', '--')}"
+    snapshot = folder / "snapshots" / COMMIT
+    snapshot.mkdir(parents=True)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text(COMMIT)
+    for name, content in files.items():
+        (snapshot / name).write_bytes(content if isinstance(content, bytes) else content.read_bytes())
+
+
+def run(home: Path, code: str) -> subprocess.CompletedProcess[str]:
+    """In a process of its own: the hub's client reads its settings when it is imported."""
+    environment = {**os.environ, "HF_HOME": str(home), "HF_HUB_OFFLINE": "1"}
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache that holds DeiT-tiny as timm publishes it, and two repositories of users."""
+    home = tmp_path_factory.mktemp("hub")
+    theirs = stir(import_timm().create_model("deit_tiny_patch16_224")).eval()
+    save_file(theirs.state_dict(), home / "theirs.safetensors")
+    config = {"architecture": "deit_tiny_patch16_224", "num_classes": 1000, "pretrained_cfg": theirs.pretrained_cfg}
+    files = {"model.safetensors": home / "theirs.safetensors", "config.json": json.dumps(config, default=list).encode()}
+    put_in_cache(home, "timm/deit_tiny_patch16_224.fb_in1k", files)
+    resmlp = import_timm().create_model("resmlp_12_224")
+    torch.save(resmlp.state_dict(), home / "resmlp.bin")
+    cfg = {**resmlp.pretrained_cfg, "crop_pct": 0.77, "mean": [0.5, 0.5, 0.5]}
+    files = {
+        "pytorch_model.bin": home / "resmlp.bin",
+        "config.json": json.dumps({"pretrained_cfg": cfg}, default=list).encode(),
+    }
+    put_in_cache(home, "someone/resmlp", files)
+    ours = patchloom.create_model("cait_nano", num_classes=3)
+    ours.class_names = ("ant", "bee", "cat")
+    patchloom.save(ours, home / "ours.safetensors")
+    put_in_cache(home, "someone/ants", {"model.safetensors": home / "ours.safetensors"})
+    with torch.no_grad():
+        torch.save(theirs(torch.ones(1, 3, 224, 224)), home / "logits.pt")
+    return home
+
+
+def test_a_tag_of_ours_finds_timms_file_with_its_preprocessing(home: Path) -> None:
+    done = run(
+        home,
+        f"""
+import torch, patchloom
+model = patchloom.load("deit_tiny.fb_in1k")
+want = torch.load({str(home / "logits.pt")!r}, weights_only=True)
+assert float((model(torch.ones(1, 3, 224, 224)) - want).abs().max() / want.abs().max()) < 1e-5
+assert model.config.name == "deit_tiny" and model.preprocessing.crop_ratio == 0.9, model.preprocessing
+assert model.preprocessing.interpolation == "bicubic" and model.preprocessing.mean == (0.485, 0.456, 0.406)
+assert "deit_tiny.fb_in1k" in str(model.load_report)
+bigger = patchloom.load("deit_tiny_patch16_224.fb_in1k", img_size=288, num_classes=5)
+assert bigger.preprocessing.img_size == (288, 288) and bigger.load_report.resized
+""",
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_repositories_of_users_in_timms_and_in_our_form(home: Path) -> None:
+    done = run(
+        home,
+        """
+import patchloom
+model = patchloom.load("hf-hub:someone/resmlp")
+assert model.config.name == "resmlp_s12"
+assert model.preprocessing.crop_ratio == 0.77 and model.preprocessing.mean == (0.5, 0.5, 0.5)
+ants = patchloom.load("hf-hub:someone/ants")
+assert ants.class_names == ("ant", "bee", "cat") and ants.config.name == "cait_nano"
+""",
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("cait_s24.fb_dist_in1k", ["not in the hub's cache", "HF_HUB_OFFLINE"]),
+        ("hf-hub:nobody/nothing", ["nobody/nothing", "network"]),
+        ("hf-hub:not a name", ["not a name"]),
+        ("cait_s24.fb_in99k", ["fb_in99k", "fb_dist_in1k"]),
+        ("cait_ss24.fb_dist_in1k", ["cait_s24"]),
+        ("patchconvnet_s60.fb_in1k", ["timm's catalogue has none"]),
+    ],
+)
+def test_what_cannot_be_had_is_said(home: Path, source: str, words: list[str]) -> None:
+    done = run(
+        home,
+        f"import patchloom\ntry:\n    patchloom.load({source!r})\nexcept patchloom.PatchloomError as e:\n    print(e)",
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    for word in words:
+        assert word in done.stdout
+
+
+def test_the_catalogue_is_timms() -> None:
+    assert published_tags("cait_s24") == ["cait_s24_224.fb_dist_in1k", "cait_s24_384.fb_dist_in1k"]
+    assert published_tags("deit3_huge") == ["deit3_huge_patch14_224.fb_in1k", "deit3_huge_patch14_224.fb_in22k_ft_in1k"]
+    assert "resmlp_big_24_224.fb_in22k_ft_in1k" in published_tags("resmlp_b24_p8")
+    assert published_tags("patchconvnet_s60") == published_tags("deit_nano") == []
+    known = import_timm().list_pretrained(["deit*", "cait*", "resmlp*"])
+    assert sorted(full for name in list_models() for full in published_tags(name)) == sorted(known)
+
+
+def test_paths_are_not_taken_for_tags(tmp_path: Path) -> None:
+    assert not is_remote(tmp_path / "a.b")
+    assert not is_remote("weights.safetensors")
+    assert not is_remote("folder/model.tag")
+    assert is_remote("deit_tiny.fb_in1k")
+    with pytest.raises(PatchloomError, match="does not exist"):
+        patchloom.load("missing.safetensors")
+    with pytest.raises(PatchloomError, match="does not exist"):
+        patchloom.load("deit_tiny")
