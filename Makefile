@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/installed
 
-.PHONY: install demo test test-slow check bench docs clean
+.PHONY: install demo test test-slow check bench docs tables clean
 
 install: $(STAMP)
 
@@ -36,8 +36,13 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/inference.py
 
 docs: $(STAMP)
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "The site is in site/index.html"
+
+# what the pages take from the registry: tables and diagrams
+tables: $(STAMP)
+	$(BIN)/python docs/tables.py
+	$(BIN)/python docs/diagrams.py
 
 clean:
 	rm -rf .venv site demo build dist

@@ -50,6 +50,11 @@ def test_modes_and_rotation_become_upright_rgb(tmp_path: Path) -> None:
     assert read_image(tmp_path / "cmyk.jpg").mode == "RGB"
 
 
+def test_sixteen_bits_are_scaled_not_cut(tmp_path: Path) -> None:
+    Image.fromarray(np.full((4, 4), 0x8080, dtype=np.uint16)).save(tmp_path / "deep.png")
+    assert set(np.asarray(read_image(tmp_path / "deep.png")).flatten().tolist()) == {0x80}
+
+
 def test_what_is_no_image_is_named(tmp_path: Path) -> None:
     (tmp_path / "empty.jpg").write_bytes(b"")
     (tmp_path / "text.png").write_text("not a picture")

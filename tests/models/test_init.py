@@ -88,6 +88,17 @@ def test_t_fixup_scales_values_outputs_and_ffn() -> None:
     assert fc1.std().item() == pytest.approx((2 / (5 * dim)) ** 0.5 * factor, rel=0.05)
 
 
+def test_a_scale_starts_at_its_own_value_whatever_the_family() -> None:
+    for name in ("deit_nano", "deit3_nano", "vit_tiny_2x1"):
+        rezero = patchloom.create_model(name, num_classes=2, scale="rezero")
+        assert {p.item() for key, p in rezero.named_parameters() if key.endswith("scale.alpha")} == {0.0}
+        fixup = patchloom.create_model(name, num_classes=2, scale="fixup", distilled=True)
+        assert {p.item() for key, p in fixup.named_parameters() if key.endswith("scale.alpha")} == {1.0}
+        assert not fixup.head_distill.weight.any()
+        epsilon = patchloom.create_model(name, num_classes=2, scale="rezero", scale_value=0.25)
+        assert {p.item() for key, p in epsilon.named_parameters() if key.endswith("scale.alpha")} == {0.25}
+
+
 def test_published_forms_have_no_pre_norm() -> None:
     for scale in ("rezero", "skipinit", "fixup", "t-fixup"):
         amended = patchloom.create_model("deit_nano", num_classes=5, scale=scale)

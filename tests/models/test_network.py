@@ -107,6 +107,19 @@ def test_capture_keeps_the_logits_and_leaves_nothing_behind() -> None:
     assert all(getattr(module, "record", None) is None for module in model.modules())
 
 
+def test_captures_can_be_nested() -> None:
+    model = patchloom.create_model("cait_nano", num_classes=6).eval()
+    with patchloom.capture_attention(model) as outer:
+        with patchloom.capture_attention(model.pool) as inner:
+            model(images(model))
+        assert len(inner) == 2
+        assert len(outer) == 8
+        outer.clear()
+        model(images(model))
+        assert len(outer) == 8
+        assert len(inner) == 2
+
+
 def test_capture_of_the_last_block_covers_all_queries() -> None:
     model = patchloom.create_model("deit_nano", num_classes=6).eval()
     with patchloom.capture_attention(model) as maps:

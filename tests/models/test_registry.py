@@ -65,6 +65,14 @@ def test_any_timm_convnet_can_be_pooled_by_attention() -> None:
         ("patchconvnet_nano", {"queries": "per_class", "aggregation": "average"}, "attention"),
         ("patchconvnet_s20", {"norm": "affine"}, "'layer', 'batch'"),
         ("resmlp_s12", {"heads": 3}, "no option 'heads'"),
+        ("deit_tiny", {"mlp_ratio": -1.0}, "mlp_ratio"),
+        ("deit_tiny", {"scale_init": "zero"}, "layerscale"),
+        ("deit_tiny", {"scale": "layerscale", "scale_form": "published"}, "rezero"),
+        ("deit_tiny", {"scale_value": 0.1}, "scale_value"),
+        ("deit_tiny", {"scale_trainable": False}, "scale_trainable"),
+        ("deit_tiny", {"class_in_keys": False}, "class_attention"),
+        ("resnet50_attention_pool", {"dim": 64}, "2048"),
+        ("vgg11_attention_pool", {}, "no map"),
     ],
 )
 def test_wrong_names_and_options_are_refused_with_the_right_ones(name: str, options: dict, words: str) -> None:

@@ -115,10 +115,29 @@ def test_names_survive_a_round_trip_through_every_layout(name: str, depth: int, 
         assert not unknown
 
 
+def test_a_parallel_vit_comes_back_from_timms_layout(tmp_path: Path) -> None:
+    """There it has a position for the class token, a zero one: another config, the same function."""
+    model = make("vit_tiny_2x2", {"img_size": 32, "scale": "layerscale"})
+    patchloom.save(model, tmp_path / "timm.safetensors", layout="timm")
+    same_function(model, patchloom.load(tmp_path / "timm.safetensors"))
+
+
+@pytest.mark.parametrize("trunk", ["resnet18", "resnetblur18"])
+def test_a_pooled_convnet_comes_back(trunk: str, tmp_path: Path) -> None:
+    """resnetblur18 has buffers that no file holds."""
+    model = make(f"{trunk}_attention_pool", {"img_size": 64})
+    patchloom.save(model, tmp_path / "pooled.safetensors")
+    same_function(model, patchloom.load(tmp_path / "pooled.safetensors"))
+
+
 def test_layouts_that_cannot_hold_a_network_refuse_it(tmp_path: Path) -> None:
     for name, options, layout, words in [
         ("patchconvnet_nano", {}, "timm", "no counterpart in the timm layout"),
         ("deit_nano", {"scale": "rezero"}, "official", "scale.alpha"),
+        ("deit_nano", {"scale": "rezero"}, "timm", "no counterpart"),
+        ("deit_nano", {"stem": "conv"}, "timm", "no counterpart"),
+        ("cait_nano", {"class_in_keys": False}, "timm", "no counterpart"),
+        ("resmlp_nano", {"mixing": "conv"}, "timm", "no counterpart"),
         ("deit_nano", {}, "tim", "there are patchloom, official, timm"),
     ]:
         with pytest.raises(PatchloomError, match=words):
@@ -274,6 +293,10 @@ def test_what_tensors_cannot_tell_is_asked_for() -> None:
     with pytest.raises(PatchloomError, match="'drop_path'"):
         patchloom.load(model.state_dict(), heads=4, dorp_path=0.1)
     assert patchloom.load(model.state_dict(), heads=4, drop_path=0.1).config.drop_path == 0.1
+    with pytest.raises(PatchloomError, match="'heads'"):
+        patchloom.load(model.state_dict(), headz=4)
+    with pytest.raises(PatchloomError, match="VisionTransformer"):
+        patchloom.load(model)
     with pytest.raises(PatchloomError, match="42"):
         patchloom.load(model.state_dict(), heads=4, img_size=42)
 

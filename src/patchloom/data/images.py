@@ -24,9 +24,15 @@ def read_image(path: str | PathLike[str]) -> Image.Image:
     """An RGB image, upright whatever its EXIF orientation says."""
     try:
         with Image.open(path) as image:
-            return ImageOps.exif_transpose(image).convert("RGB")
+            return _to_rgb(ImageOps.exif_transpose(image))
     except (OSError, UnidentifiedImageError, Image.DecompressionBombError, ValueError, SyntaxError) as error:
         raise PatchloomError(f"{path} cannot be read as an image: {error}") from error
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I"):  # 16 bits a pixel, which Pillow would cut off at 255 instead of scaling
+        image = Image.fromarray((np.asarray(image) // 257).clip(0, 255).astype(np.uint8))
+    return image.convert("RGB")
 
 
 def prepare(image: Image.Image, how: Preprocessing) -> Tensor:

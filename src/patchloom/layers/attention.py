@@ -165,10 +165,20 @@ def capture_attention(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     """
     maps: dict[str, Tensor] = {}
     layers = {name: module for name, module in model.named_modules() if isinstance(module, Attention)}
+    before = {name: layer.record for name, layer in layers.items()}
+
+    def recorder(name: str) -> Callable[[Tensor], None]:
+        def record(weights: Tensor) -> None:
+            maps[name] = weights
+            if outer := before[name]:  # a capture around this one
+                outer(weights)
+
+        return record
+
     for name, layer in layers.items():
-        layer.record = lambda weights, name=name: maps.__setitem__(name, weights)
+        layer.record = recorder(name)
     try:
         yield maps
     finally:
-        for layer in layers.values():
-            layer.record = None
+        for name, layer in layers.items():
+            layer.record = before[name]

@@ -28,8 +28,8 @@ def init_module(module: nn.Module) -> None:
 
 
 @torch.no_grad()
-def init_fixup(blocks: nn.ModuleList, head: nn.Module) -> None:
-    """Fixup (Zhang et al. 2019): the last layer of every branch and the head start at 0, the layers before it are
+def init_fixup(blocks: nn.ModuleList, *heads: nn.Module) -> None:
+    """Fixup (Zhang et al. 2019): the last layer of every branch and every head start at 0, the layers before it are
     scaled by L^(-1 / (2m - 2)), with L branches in all and m = 2 layers in each."""
     branches = [m for m in blocks.modules() if isinstance(m, Attention | FFN)]
     for branch in branches:
@@ -37,8 +37,9 @@ def init_fixup(blocks: nn.ModuleList, head: nn.Module) -> None:
         nn.init.zeros_(last.weight)
         for layer in first:
             layer.weight.mul_(len(branches) ** -0.5)
-    for parameter in head.parameters():
-        nn.init.zeros_(parameter)
+    for head in heads:
+        for parameter in head.parameters():
+            nn.init.zeros_(parameter)
 
 
 @torch.no_grad()

@@ -84,7 +84,7 @@ class Gate(nn.Module):
       shortcut_gate     (1 - g) x + F(x)
       linear_shortcut   W x + F(x)
       dropout_shortcut  dropout(x, 1/2) + F(x)
-    All start near the identity: the gates with b = -6 (the best bias of He et al.), the linear shortcut with W = 1.
+    Learned ones start near the identity: gates with b = -6 (He et al.'s best), the linear shortcut with W = 1.
     """
 
     role = "scale"

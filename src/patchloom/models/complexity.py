@@ -50,8 +50,7 @@ def complexity(model: nn.Module | Config | str, img_size: ImageSize | None = Non
 def _vit(config: VitConfig) -> Complexity:
     dim, hidden, prefix = config.dim, int(config.dim * config.mlp_ratio), config.prefix_tokens
     scale = {"layerscale": dim, "rezero": 1, "skipinit": 1, "fixup": 2}.get(config.scale, 0)
-    bare = config.scale_form == "published" and config.scale in ("rezero", "skipinit", "fixup", "t-fixup")
-    norm = vector(0 if bare else 2 * dim)
+    norm = vector(0 if config.scale_form == "published" else 2 * dim)
 
     def block(tokens: int) -> Complexity:
         gate = linear(dim, dim, tokens) if config.scale in Gate.LEARNED else Complexity()

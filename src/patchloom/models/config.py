@@ -36,7 +36,11 @@ class Config:
             _check(self.name, field, getattr(self, field.name), hints[field.name])
         if not 0 <= self.drop_path < 1:
             raise PatchloomError(f"The drop_path of {self.name} must be at least 0 and below 1, not {self.drop_path}.")
-        check_divisible(self.img_size, self.patch_size, f"an image size of {self.name}")
+        if int(self.dim * getattr(self, "mlp_ratio", 1)) < 1:
+            raise PatchloomError(
+                f"The mlp_ratio of {self.name} leaves its FFN no width: {getattr(self, 'mlp_ratio', 1)}."
+            )
+        check_divisible(self.img_size, self.patch_size, f"An image size of {self.name}")
 
     @property
     def grid(self) -> tuple[int, int]:

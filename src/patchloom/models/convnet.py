@@ -52,9 +52,14 @@ class ConvNet(Network):
     config: ConvNetConfig
 
     def __init__(self, config: ConvNetConfig) -> None:
+        stem = TimmStem(config.trunk, config.in_chans, config.drop_path)
+        if stem.trunk.num_features != config.dim:
+            raise PatchloomError(
+                f"The dim of {config.name} is its trunk's: {stem.trunk.num_features}, not {config.dim}."
+            )
         super().__init__(
             config,
-            stem=TimmStem(config.trunk, config.in_chans, config.drop_path),
+            stem=stem,
             class_tokens=config.prefix_tokens,
             per_class=config.queries == "per_class",
             pool=pool_stage(config),
@@ -90,7 +95,7 @@ def trunk_shape(trunk: str) -> dict[str, Any]:
     if not timm.is_model(trunk):
         raise PatchloomError(f"timm has no model {trunk!r}.{did_you_mean(trunk, timm.list_models())}")
     shape = _probe(trunk, 3)[1]
-    if len(shape) != 4 or shape[2] != shape[3]:
+    if len(shape) != 4 or shape[2] != shape[3] or shape[2] == 1:
         raise PatchloomError(f"timm's {trunk!r} gives no map (batch, channels, height, width) to pool, but {shape}.")
     return {"dim": shape[1], "patch_size": 224 // shape[2]}
 

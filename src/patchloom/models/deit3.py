@@ -27,7 +27,7 @@ for _name, ((_dim, _heads, _depth, _branches, _patch), _paper) in _MODELS.items(
             branches=_branches,
             patch_size=_patch,
             scale="layerscale",
-            scale_value=1e-4,
+            scale_rule="fixed",
         ),
         _paper,
     )

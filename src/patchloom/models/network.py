@@ -147,7 +147,7 @@ class Network(nn.Module):
             trunc_normal(self.class_token)
         old = next(self.head.parameters())
         self._make_heads(num_classes)
-        for head in self._heads():
+        for head in self.heads:
             head.apply(init_module)
             head.to(old)
 
@@ -245,7 +245,8 @@ class Network(nn.Module):
         self.head: nn.Module = (PerClassHead if self.per_class else nn.Linear)(self.config.dim, num_classes)
         self.head_distill = None if self.distill_token is None else nn.Linear(self.config.dim, num_classes)
 
-    def _heads(self) -> list[nn.Module]:
+    @property
+    def heads(self) -> list[nn.Module]:
         return [head for head in (self.head, self.head_distill) if head is not None]
 
     def init_weights(self) -> None:

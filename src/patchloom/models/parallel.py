@@ -24,7 +24,7 @@ def parallel_vit(name: str, size: str, depth: str, branches: str) -> VitConfig:
         raise PatchloomError(f"{name} has no blocks or no branches; vit_{size}_12x1 is the smallest published depth.")
     dim, heads = SIZES[size]
     return VitConfig(
-        name=name, family="vit", dim=dim, heads=heads, depth=int(depth), branches=int(branches), scale_value=1e-4
+        name=name, family="vit", dim=dim, heads=heads, depth=int(depth), branches=int(branches), scale_rule="fixed"
     )
 
 

@@ -31,6 +31,10 @@ ScaleName = Literal[
 ]  # fmt: skip
 
 
+_UNNORMED = ("rezero", "skipinit", "fixup", "t-fixup")  # published without pre-norm
+_WITH_PARAMETERS = ("layerscale", "rezero", "skipinit", "fixup")
+
+
 @dataclass(frozen=True, kw_only=True)
 class VitConfig(Config):
     """The choices of a vision transformer."""
@@ -46,7 +50,8 @@ class VitConfig(Config):
     norm: Literal["layer"] = "layer"
     talking_heads: bool = False
     scale: ScaleName = "none"
-    scale_value: float | None = None  # of LayerScale: layerscale_value(depth); of a scalar: 0, Fixup's 1
+    scale_value: float | None = None  # at the start; None: LayerScale by its rule, ReZero and SkipInit 0, Fixup 1
+    scale_rule: Literal["depth", "fixed"] = "depth"  # LayerScale's start: layerscale_value(depth), or 1e-4 (DeiT III)
     scale_init: Literal["constant", "zero", "uniform"] = "constant"
     scale_form: Literal["amended", "published"] = "amended"  # amended: with pre-norm (CaiT, Table 1)
     scale_trainable: bool = True
@@ -69,6 +74,21 @@ class VitConfig(Config):
             raise PatchloomError(
                 f"class_token_at={self.class_token_at} needs aggregation='class_token' and more than "
                 f"{self.class_token_at} blocks; {self.name} has {self.aggregation!r} and {self.depth}."
+            )
+        for option, needed, given in (
+            ("scale_init", ("layerscale",), self.scale_init != "constant"),
+            ("scale_form", _UNNORMED, self.scale_form == "published"),
+            ("scale_value", _WITH_PARAMETERS, self.scale_value is not None),
+            ("scale_trainable", _WITH_PARAMETERS, not self.scale_trainable),
+        ):
+            if given and self.scale not in needed:
+                raise PatchloomError(
+                    f"{option} of {self.name} needs a scale of {', '.join(needed)}, not {self.scale!r}."
+                )
+        if self.aggregation != "class_attention" and not (self.class_in_keys and self.class_scale):
+            raise PatchloomError(
+                f"class_in_keys and class_scale of {self.name} need aggregation='class_attention', "
+                f"not {self.aggregation!r}."
             )
 
     @property
@@ -111,7 +131,7 @@ class VisionTransformer(Network):
     def init_weights(self) -> None:
         super().init_weights()
         if self.config.scale == "fixup":
-            init_fixup(self.blocks, self.head)
+            init_fixup(self.blocks, *self.heads)
         elif self.config.scale == "t-fixup":
             init_t_fixup(self.blocks)
 
@@ -142,16 +162,15 @@ def _class_block(config: VitConfig) -> Block:
 
 def _norm(config: VitConfig) -> nn.Module:
     """ReZero, SkipInit, Fixup and T-Fixup were published without pre-norm; CaiT puts it back so that they converge."""
-    bare = config.scale_form == "published" and config.scale in ("rezero", "skipinit", "fixup", "t-fixup")
-    return make_norm("none" if bare else "layer", config.dim)
+    return make_norm("none" if config.scale_form == "published" else "layer", config.dim)
 
 
 def make_scale(config: VitConfig) -> Scale:
     """The scale of one residual branch."""
     value, trainable = config.scale_value, config.scale_trainable
     if config.scale == "layerscale":
-        start = layerscale_value(config.depth) if value is None else value
-        return LayerScale(config.dim, start, config.scale_init, trainable)
+        by_rule = 1e-4 if config.scale_rule == "fixed" else layerscale_value(config.depth)
+        return LayerScale(config.dim, by_rule if value is None else value, config.scale_init, trainable)
     if config.scale in ("rezero", "skipinit"):
         return ScalarScale(0.0 if value is None else value, trainable)
     if config.scale == "fixup":

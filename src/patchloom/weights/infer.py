@@ -19,7 +19,17 @@ from patchloom.models.vit import VitConfig
 
 State = dict[str, Tensor]
 _MIX, _FFN = "blocks.0.mixing.branches.0.", "blocks.0.ffn.branches.0."
-_FREE = ("name", "family", "num_classes", "img_size", "in_chans", "drop_path", "scale_value", "drop_path_decay")
+_FREE = (
+    "name",
+    "family",
+    "num_classes",
+    "img_size",
+    "in_chans",
+    "drop_path",
+    "scale_value",
+    "scale_rule",
+    "drop_path_decay",
+)
 
 
 def infer_config(state: State, wanted: Any = None, source: Any = None, **hints: Any) -> Config:
@@ -41,6 +51,7 @@ def infer_config(state: State, wanted: Any = None, source: Any = None, **hints: 
 
 
 def _vit(state: State, wanted: Any, source: Any, hints: dict[str, Any]) -> VitConfig:
+    VitConfig.check_known(hints, "The network in the file")
     dim = state["class_token" if "class_token" in state else "positions"].shape[-1]
     stem = _stem(state)
     staged, distilled = "pool.0.mixing.branches.0.norm.weight" in state, "distill_token" in state
@@ -63,11 +74,11 @@ def _vit(state: State, wanted: Any, source: Any, hints: dict[str, Any]) -> VitCo
         class_scale=not staged or "pool.0.mixing.branches.0.scale.gamma" in state,
         distilled=distilled,
     )
-    VitConfig.check_known(hints, "The network in the file")
     return VitConfig(**{**options, **hints})
 
 
 def _resmlp(state: State, wanted: Any, source: Any, hints: dict[str, Any]) -> ResmlpConfig:
+    ResmlpConfig.check_known(hints, "The network in the file")
     stem = _stem(state)
     dim, patch = state["stem.proj.weight"].shape[0], stem["patch_size"]
     mixing, tokens = "none", None
@@ -91,11 +102,11 @@ def _resmlp(state: State, wanted: Any, source: Any, hints: dict[str, Any]) -> Re
         aggregation="average" if class_mlp is None else "class_mlp",
         class_depth=_count(state, r"pool\.(\d+)\.") or 2,
     )
-    ResmlpConfig.check_known(hints, "The network in the file")
     return ResmlpConfig(**{**options, **hints})
 
 
 def _patchconvnet(state: State, wanted: Any, source: Any, hints: dict[str, Any]) -> PatchConvNetConfig:
+    PatchConvNetConfig.check_known(hints, "The network in the file")
     dim = state[f"{_MIX}fn.expand.weight"].shape[0]
     pool = state.get("pool.0.ffn.branches.0.fn.fc1.weight")
     options = dict(
@@ -108,7 +119,6 @@ def _patchconvnet(state: State, wanted: Any, source: Any, hints: dict[str, Any])
         mlp_ratio=3.0 if pool is None else pool.shape[0] / dim,
     )
     options.pop("stem_norm", None)
-    PatchConvNetConfig.check_known(hints, "The network in the file")
     return PatchConvNetConfig(**{**options, **hints})
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -96,9 +97,10 @@ def rename(name: str, rules: Rules, back: bool = False) -> str | None:
     return None
 
 
-def to_ours(state: Mapping[str, Tensor]) -> tuple[str, State, list[str]]:
-    """Recognise the layout of a state dict: its name, the tensors under our names, and the names nobody knows."""
-    layout, rules = _recognise(state)
+def to_ours(state: Mapping[str, Tensor], layout: str | None = None) -> tuple[str, State, list[str]]:
+    """The layout of a state dict, recognised unless it is known to be ours; its tensors under our names; and the names
+    that nobody knows."""
+    layout, rules = ("patchloom", []) if layout == "patchloom" else _recognise(state)
     if layout == "patchloom":
         return layout, dict(state), []
     renamed: State = {}
@@ -153,27 +155,49 @@ def from_ours(state: State, config: Config, layout: str) -> State:
     return renamed
 
 
-def _rules_for(config: Config, layout: str) -> Rules:
+def _rules_for(config: Any, layout: str) -> Rules:
     if layout not in LAYOUTS:
         raise PatchloomError(f"There is no layout {layout!r}; there are {', '.join(LAYOUTS)}.")
-    if isinstance(config, VitConfig):
-        if layout == "timm" and config.aggregation != "class_attention":
-            return _timm_vit_rules(config.branches)
-        return official_rules(config.branches)
-    if isinstance(config, ResmlpConfig):
-        return _TIMM_RESMLP if layout == "timm" else official_rules()
-    if isinstance(config, PatchConvNetConfig) and layout == "official":
+    if layout == "timm" and _in_timm(config):
+        if isinstance(config, ResmlpConfig):
+            return _TIMM_RESMLP
+        staged = config.aggregation == "class_attention"
+        return official_rules() if staged else _timm_vit_rules(config.branches)
+    if layout == "official" and isinstance(config, VitConfig | ResmlpConfig):
+        return official_rules(getattr(config, "branches", 1))
+    if layout == "official" and isinstance(config, PatchConvNetConfig):
         return _CONV_STEM + official_rules()
-    raise PatchloomError(f"{config.name} has no counterpart in the {layout} layout; use layout='patchloom'.")
+    raise PatchloomError(
+        f"{config.name} with these options has no counterpart in the {layout} layout; use 'patchloom'."
+    )
 
 
-def _as_timm_shapes(state: State, config: Config) -> None:
+def _in_timm(config: Any) -> bool:
+    """Whether timm has a network that computes the same."""
+    if isinstance(config, ResmlpConfig):
+        return (config.mixing, config.norm, config.aggregation) == ("linear", "affine", "average")
+    if not isinstance(config, VitConfig) or config.stem != "linear" or config.scale not in ("none", "layerscale"):
+        return False
+    if config.aggregation == "class_attention":
+        plain = config.class_in_keys and config.class_scale and not config.distilled and config.branches == 1
+        return config.talking_heads and config.scale == "layerscale" and plain
+    return config.aggregation == "class_token" and config.class_token_at == 0 and not config.talking_heads
+
+
+def _as_timm_shapes(state: State, config: Any) -> None:
     for name, tensor in state.items():
         if re.search(r"\.(alpha|beta)$", name):
             state[name] = tensor[None, None]
-    # timm's parallel ViTs have a position for the class token: a zero one changes nothing
-    if config.family == "vit" and isinstance(config, VitConfig) and not config.position_prefix:
+    if written_config(config, "timm") != config:
         state["pos_embed"] = F.pad(state["pos_embed"], (0, 0, config.prefix_tokens, 0))
+
+
+def written_config(config: Config, layout: str) -> Config:
+    """What a file in this layout describes: timm's parallel ViTs have a position for the class token, where a zero one
+    computes the same."""
+    if layout == "timm" and config.family == "vit" and isinstance(config, VitConfig):
+        return config.replace(positions="all")
+    return config
 
 
 def _split_class_heads(state: State) -> None:

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from patchloom.errors import PatchloomError
 from patchloom.layers.mixing import ClassMLP, CrossPatchLinear
 from patchloom.models.config import Config, as_size
 from patchloom.models.network import Network
 from patchloom.models.preprocessing import Preprocessing
-from patchloom.models.registry import build, config_from_json
+from patchloom.models.registry import build, config_from_json, list_models
 from patchloom.models.roles import parameter_roles
 from patchloom.weights import hub, resize
 from patchloom.weights.files import Checkpoint, read, unwrap
@@ -51,14 +51,20 @@ def load(
     strict        refuse missing and unknown tensors by name; False reports them instead
     """
     checkpoint = _fetch(source, img_size)
-    layout, state, unused = to_ours(checkpoint.tensors)
+    layout, state, unused = to_ours(checkpoint.tensors, checkpoint.about.get("layout"))
     origin = _describe(checkpoint, state, img_size, source_size, hints)
     wanted = _wanted(origin, img_size, num_classes, in_chans)
     report = LoadReport(checkpoint.label, layout, wanted.name, unused=unused)
-    model = build(wanted)
-    _fit_sizes(state, origin, model, report)
-    _drop_other_heads(state, origin, model, report)
-    _copy(state, model, report, strict)
+    with torch.device("meta"):
+        shape = build(wanted)
+    _fit_sizes(state, origin, shape, report)
+    _drop_other_heads(state, origin, shape, report)
+    _match(state, shape, report, strict)
+    model = shape.to_empty(device="cpu") if _covers(report, shape) else build(wanted)
+    own = model.state_dict()
+    with torch.no_grad():
+        for name in report.loaded:
+            own[name].copy_(state[name])
     _take_along(checkpoint.about, origin, model)
     model.load_report = report
     return model.eval()
@@ -73,7 +79,8 @@ def copy_scales(model: Network, source: Source, **hints: Any) -> list[str]:
     missing = [name for name in names if name not in other or other[name].shape != own[name].shape]
     if missing or not names:
         what = f"no scale that fits {missing[0]}" if missing else "nothing to give"
-        raise PatchloomError(f"{source} has {what}: {model.config.name} has {len(names)} residual scales.")
+        label = "The state dict" if isinstance(source, Mapping) else source
+        raise PatchloomError(f"{label} has {what}: {model.config.name} has {len(names)} residual scales.")
     with torch.no_grad():
         for name in names:
             own[name].copy_(other[name])
@@ -83,8 +90,15 @@ def copy_scales(model: Network, source: Source, **hints: Any) -> list[str]:
 def _fetch(source: Source, img_size: Any) -> Checkpoint:
     if isinstance(source, Mapping):
         return Checkpoint("a state dict", unwrap(source, "The state dict"))
+    if not isinstance(source, str | PathLike):
+        raise PatchloomError(f"Weights are loaded from a path, a tag or a state dict, not {type(source).__name__}.")
     if hub.is_remote(source):
         return hub.fetch(str(source), None if img_size is None else as_size(img_size))
+    if source in list_models():
+        raise PatchloomError(
+            f"{source} is the name of a model, not of weights: create_model({source!r}) makes it with fresh ones; "
+            f"published ones have a tag, as in deit_tiny.fb_in1k."
+        )
     return read(Path(source))
 
 
@@ -141,8 +155,8 @@ def _drop_other_heads(state: State, origin: Config, model: Network, report: Load
             del state[name]
 
 
-def _copy(state: State, model: nn.Module, report: LoadReport, strict: bool) -> None:
-    """Copy what fits by name and shape; refuse or report the rest."""
+def _match(state: State, model: Network, report: LoadReport, strict: bool) -> None:
+    """Note what fits by name and shape; refuse or note the rest."""
     own = model.state_dict()
     for name, tensor in state.items():
         if name not in own:
@@ -155,18 +169,19 @@ def _copy(state: State, model: nn.Module, report: LoadReport, strict: bool) -> N
             report.loaded.append(name)
     report.missing = [name for name in own if name not in state and name not in report.reinitialised]
     if strict and (report.missing or report.unused):
-        raise PatchloomError(
-            f"{report.source} does not fit {report.model}. "
-            + "".join(
-                f"{title}: {', '.join(names[:8])}{f' and {len(names) - 8} more' if len(names) > 8 else ''}. "
-                for title, names in (("Missing", report.missing), ("Unknown", report.unused))
-                if names
-            )
-            + "strict=False loads the rest."
-        )
-    with torch.no_grad():
-        for name in report.loaded:
-            own[name].copy_(state[name])
+        problems = _list("Missing", report.missing) + _list("Unknown", report.unused)
+        raise PatchloomError(f"{report.source} does not fit {report.model}. {problems}strict=False loads the rest.")
+
+
+def _list(title: str, names: list[str], most: int = 8) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{title}: {', '.join(names[:most])}{more}. " if names else ""
+
+
+def _covers(report: LoadReport, model: Network) -> bool:
+    """Whether the file holds all that the network has: then the costly random start can be spared."""
+    held = set(report.loaded)
+    return all(name in held for name, _ in [*model.named_parameters(), *model.named_buffers()])
 
 
 def _take_along(about: Mapping[str, Any], origin: Config, model: Network) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from patchloom.models.network import Network
 from patchloom.weights.files import write
-from patchloom.weights.layouts import from_ours
+from patchloom.weights.layouts import from_ours, written_config
 
 
 def save(model: Network, path: str | PathLike[str], layout: str = "patchloom") -> None:
@@ -16,7 +16,8 @@ def save(model: Network, path: str | PathLike[str], layout: str = "patchloom") -
     Whatever the layout, the file's metadata carries config, preprocessing and class names, so `load` needs no hint.
     """
     about = {
-        "config": model.config.to_json(),
+        "layout": layout,
+        "config": written_config(model.config, layout).to_json(),
         "preprocessing": model.preprocessing.to_json(),
         "class_names": model.class_names,
     }

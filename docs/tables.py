@@ -1,0 +1,104 @@
+"""Write the tables of the documentation from the registry: `python docs/tables.py`.
+
+A page marks where a table goes with `<!-- table: KIND FAMILY -->` and `<!-- end -->`; what stands between the two is
+replaced. The numbers on a page are therefore those of the code, and a test keeps them so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import patchloom  # noqa: F401 - fills the registry
+from patchloom.models.complexity import complexity
+from patchloom.models.registry import Entry, entries
+
+DOCS = Path(__file__).parent
+PRINTED_AT = 224  # pixels, the resolution of the papers' figures
+REGION = re.compile(
+    r"(?P<start><!-- table: (?P<kind>\w+)(?: (?P<family>\w+))? -->\n).*?(?P<end><!-- end -->)", re.DOTALL
+)
+SHAPE = {"patch_size": "patch", "dim": "dim", "depth": "depth", "branches": "branches", "heads": "heads"}
+
+
+def main() -> None:
+    for page in sorted(DOCS.glob("*.md")):
+        page.write_text(rewritten(page.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def rewritten(text: str) -> str:
+    """A page with its marked regions filled."""
+
+    def fill(region: re.Match[str]) -> str:
+        table = TABLES[region["kind"]](region["family"])
+        return f"{region['start']}\n{table}\n\n{region['end']}"
+
+    return REGION.sub(fill, text)
+
+
+def all_models(_: str | None) -> str:
+    """Every listed model beside what its paper prints."""
+    head = ("model", "params, M", "paper", "MACs, G", "paper", "source", "note")
+    return markdown(head, [paper_row(entry) for entry in entries()], left=(0, 5, 6))
+
+
+def paper_row(entry: Entry) -> tuple[str, ...]:
+    paper = entry.paper
+    return (
+        f"`{entry.config.name}`",
+        millions(entry),
+        printed(paper.params),
+        billions(entry),
+        printed(paper.macs),
+        paper.source,
+        paper.note,
+    )
+
+
+def printed(value: float | None) -> str:
+    return "" if value is None else str(value)
+
+
+def variants(family: str | None) -> str:
+    """The models of one family: what differs between their shapes, and what they cost."""
+    listed = [entry for entry in entries() if entry.config.family == family]
+    columns = [name for name in SHAPE if len({shape(entry, name) for entry in listed}) > 1]
+    rows = [
+        (f"`{entry.config.name}`", *(shape(entry, name) for name in columns), millions(entry), billions(entry))
+        for entry in listed
+    ]
+    return markdown(("model", *(SHAPE[name] for name in columns), "params, M", "MACs, G"), rows, left=(0,))
+
+
+TABLES: dict[str, Callable[[str | None], str]] = {"models": all_models, "variants": variants}
+
+
+def shape(entry: Entry, name: str) -> str:
+    return str(getattr(entry.config, name, ""))
+
+
+def resolution(entry: Entry) -> int:
+    """Where the cost is counted: at the papers' resolution, or at its own for a network made for smaller images."""
+    return min(PRINTED_AT, *entry.config.img_size)
+
+
+def millions(entry: Entry) -> str:
+    return f"{complexity(entry.config, resolution(entry)).params / 1e6:.2f}"
+
+
+def billions(entry: Entry) -> str:
+    pixels = resolution(entry)
+    macs = f"{complexity(entry.config, pixels).macs / 1e9:.2f}"
+    return macs if pixels == PRINTED_AT else f"{macs} at {pixels}"
+
+
+def markdown(head: tuple[str, ...], rows: Iterable[tuple[Any, ...]], left: tuple[int, ...]) -> str:
+    """A table whose columns are aligned to the right, except those in `left`."""
+    rule = tuple(":--" if i in left else "--:" for i in range(len(head)))
+    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in (head, rule, *rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+"""The benchmark measures equal networks in turn, and its comparison with an earlier run can fail."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "inference.py"
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, str(BENCHMARK), *words], capture_output=True, text=True, timeout=300)
+
+
+def test_it_measures_both_sides_and_notices_a_slowdown(tmp_path: Path) -> None:
+    kept = tmp_path / "figures.json"
+    done = run("--models", "deit_tiny", "patchconvnet_s60", "--batch", "1", "--rounds", "2", "--json", str(kept))
+    assert done.returncode == 0, done.stderr[-1000:]
+    rows = json.loads(kept.read_text())
+    assert [row["model"] for row in rows] == ["deit_tiny", "patchconvnet_s60"]
+    for row in rows:
+        assert row["difference"] < 1e-5, "the two networks are not the same function"
+        assert 0.2 < row["ratio"] < 5
+    again = ("--models", "deit_tiny", "--batch", "1", "--rounds", "2", "--compare", str(kept))
+    kept.write_text(json.dumps([{**rows[0], "ratio": 0.1}]))
+    assert run(*again).returncode == 0
+    kept.write_text(json.dumps([{**rows[0], "ratio": 100}]))
+    done = run(*again)
+    assert done.returncode != 0
+    assert "slower than recorded" in done.stderr
