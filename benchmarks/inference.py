@@ -22,6 +22,7 @@ import patchloom
 import patchloom.compat
 from patchloom.layers.mixing import ConvBranch
 from patchloom.layers.scales import LayerScale
+from patchloom.layers.stems import Stem
 from timing import gemm_rate, interleaved, ratio
 
 PEERS = {  # ours -> timm's; None: the published form of our own network
@@ -40,8 +41,10 @@ def published_form(model: nn.Module) -> nn.Module:
     """The same weights with channels-first blocks, a permute on either side, and a separate scale and addition."""
     model = copy.deepcopy(model)
     for module in model.modules():
-        if isinstance(module, ConvBranch):
+        if isinstance(module, ConvBranch | Stem):
             module.forward = module.plain
+        if isinstance(module, nn.Conv2d):
+            module.to(memory_format=torch.contiguous_format)
         if isinstance(module, LayerScale):
             module.forward = lambda total, y, scale=module: total + scale.of(y)
     return model

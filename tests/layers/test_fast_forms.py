@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from conftest import assert_close, stir
-from patchloom.layers.activation import gelu
 from patchloom.layers.attention import ClassAttention, SelfAttention, TalkingHeadsAttention
 from patchloom.layers.ffn import FFN
+from patchloom.layers.inplace import gelu
 from patchloom.layers.mixing import ConvBranch, CrossPatchLinear, GridConv
 from patchloom.layers.scales import FixupScale, LayerScale, ScalarScale
-from patchloom.layers.stems import LinearStem
+from patchloom.layers.stems import ConvStem, HMLPStem, LinearStem
 
 Form = Callable[[Tensor], Tensor]
 
@@ -38,7 +38,8 @@ def cases() -> dict[str, tuple[nn.Module, Tensor, Form, Form]]:
     multi = ClassAttention(24, 2, in_keys=False)
     cross, branch, stem = CrossPatchLinear(21), ConvBranch(24), LinearStem(3, 24, 4)
     conv = GridConv(24, (7, 3), "separable")
-    images = torch.randn(2, 3, 12, 20)
+    images = torch.randn(2, 3, 16, 24)
+    hmlp, stem_conv = HMLPStem(3, 24, 8).eval(), ConvStem(3, 24, 8, "layer")
 
     def conv_plain(x: Tensor) -> Tensor:
         maps = conv.conv(x.transpose(1, 2).unflatten(2, (7, 3)).contiguous())
@@ -61,6 +62,8 @@ def cases() -> dict[str, tuple[nn.Module, Tensor, Form, Form]]:
         "conv branch": (branch, grid, branch, branch.plain),
         "grid conv": (conv, tokens, conv, conv_plain),
         "linear stem": (stem, images, stem, stem.plain),
+        "hMLP stem": (hmlp, images, hmlp, hmlp.plain),
+        "conv stem": (stem_conv, images, stem_conv, stem_conv.plain),
         "ffn": (ffn, tokens, ffn, lambda x: ffn.fc2(F.gelu(ffn.fc1(x)))),
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from patchloom.layers.activation import gelu
+from patchloom.layers.inplace import gelu
 
 
 class FFN(nn.Module):

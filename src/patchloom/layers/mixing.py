@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchloom.layers.activation import gelu
+from patchloom.layers.inplace import gelu, unseen
 
 
 class CrossPatchLinear(nn.Linear):
@@ -84,8 +84,8 @@ class SqueezeExcite(nn.Module):
     def gate(self, x: Tensor) -> Tensor:
         return self.conv_expand(F.relu(self.conv_reduce(x.mean(dim=(1, 2), keepdim=True)))).sigmoid()
 
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.gate(x)
+    def forward(self, x: Tensor, overwrite: bool = False) -> Tensor:
+        return x.mul_(self.gate(x)) if overwrite else x * self.gate(x)
 
 
 class ConvBranch(nn.Module):
@@ -114,7 +114,7 @@ class ConvBranch(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = gelu(self.expand(x), self.expand)
         x = gelu(convolve(self.depthwise, x), self.depthwise)
-        return self.project(self.squeeze_excite(x))
+        return self.project(self.squeeze_excite(x, overwrite=unseen(self.squeeze_excite)))
 
 
 class ClassMLP(nn.Linear):

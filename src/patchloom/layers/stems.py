@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from patchloom.errors import PatchloomError
+from patchloom.layers.inplace import gelu
 from patchloom.layers.norms import make_norm
 
 
@@ -23,10 +24,17 @@ class Stem(nn.Module):
         super().__init__()
         self.proj = proj
 
+    def plain(self, images: Tensor) -> Tensor:
+        return self.proj(images).flatten(2).transpose(1, 2)
+
     def forward(self, images: Tensor) -> Tensor:
         """Channels last throughout: convolutions run faster, the tokens come out without a copy, and every addition
         downstream keeps the layout that norms and Linear layers want."""
-        maps = self.proj(images.contiguous(memory_format=torch.channels_last))
+        maps = images.contiguous(memory_format=torch.channels_last)
+        before: nn.Module = self
+        for layer in self.proj.children():
+            maps = gelu(maps, before) if isinstance(layer, nn.GELU) else layer(maps)
+            before = layer
         return maps.flatten(2).transpose(1, 2).contiguous()
 
 
@@ -37,9 +45,6 @@ class LinearStem(Stem):
 
     def __init__(self, in_chans: int, dim: int, patch_size: int) -> None:
         super().__init__(nn.Conv2d(in_chans, dim, patch_size, stride=patch_size))
-
-    def plain(self, images: Tensor) -> Tensor:
-        return super().forward(images)
 
     def forward(self, images: Tensor) -> Tensor:
         """The pixels of each patch in a row, then one matrix product: faster than a convolution of stride = kernel."""

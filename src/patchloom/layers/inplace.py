@@ -1,0 +1,21 @@
+"""Writing over what nobody will look at again: in inference, fresh memory is what wide activations wait for."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+def unseen(layer: nn.Module) -> bool:
+    """Whether nobody can see a fresh tensor that `layer` takes or gives being written over.
+
+    So without gradients, outside torch.compile, and with no hook on the layer that may have kept it.
+    """
+    recorded = torch.is_grad_enabled() or torch.compiler.is_compiling()
+    return not (recorded or layer._forward_hooks or layer._forward_pre_hooks)
+
+
+def gelu(x: Tensor, made_by: nn.Module) -> Tensor:
+    """The exact (erf) GELU of every published model, of what `made_by` has just put out."""
+    return torch.ops.aten.gelu_(x) if unseen(made_by) else F.gelu(x)
