@@ -55,6 +55,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "config.json": json.dumps({"pretrained_cfg": cfg}, default=list).encode(),
     }
     put_in_cache(home, "someone/resmlp", files)
+    put_in_cache(home, "someone/bare", {"pytorch_model.bin": home / "resmlp.bin"})
     ours = patchloom.create_model("cait_nano", num_classes=3)
     ours.class_names = ("ant", "bee", "cat")
     patchloom.save(ours, home / "ours.safetensors")
@@ -91,6 +92,8 @@ model = patchloom.load("hf-hub:someone/resmlp")
 assert model.config.name == "resmlp_s12"
 assert model.preprocessing.crop_ratio == 0.77 and model.preprocessing.mean == (0.5, 0.5, 0.5)
 ants = patchloom.load("hf-hub:someone/ants")
+bare = patchloom.load("hf-hub:someone/bare")
+assert "config.json" in str(bare.load_report) and bare.preprocessing.crop_ratio == 0.9
 assert ants.class_names == ("ant", "bee", "cat") and ants.config.name == "cait_nano"
 """,
     )

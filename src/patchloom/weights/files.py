@@ -31,6 +31,7 @@ class Checkpoint:
     label: str
     tensors: dict[str, Tensor]
     about: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)  # what the user should know of how it was found
 
 
 def read(path: Path) -> Checkpoint:

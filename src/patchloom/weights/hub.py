@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,9 @@ def fetch(source: str, img_size: tuple[int, int] | None) -> Checkpoint:
         return _from_repository(source.removeprefix(_PREFIX), source)
     cfg = _pretrained_cfg(source, img_size)
     checkpoint = _from_repository(cfg.hf_hub_id or f"timm/{cfg.architecture}.{cfg.tag}", source)
-    checkpoint.about.setdefault("preprocessing", _preprocessing(cfg.to_dict()))
+    if "preprocessing" not in checkpoint.about:
+        checkpoint.about["preprocessing"] = _preprocessing(cfg.to_dict())
+        checkpoint.notes.clear()
     return checkpoint
 
 
@@ -96,37 +99,38 @@ def _pretrained_cfg(source: str, img_size: tuple[int, int] | None) -> Any:
 
 
 def _from_repository(repository: str, label: str) -> Checkpoint:
-    path, reason = None, None
-    for filename in _FILES:
-        if path is None:
-            path, reason = _download(repository, filename)
-    if path is None:
-        raise PatchloomError(
-            f"{label}: the weights of {repository} are not in the hub's cache and could not be fetched ({reason}). "
-            f"Check the name and the network (HF_HUB_OFFLINE forbids it), or pass the path of a file that you have."
-        )
-    checkpoint = read(path)
+    checkpoint = read(_download(repository, _FILES, label))
     checkpoint.label = label
-    config, _ = _download(repository, "config.json")
-    if config is not None:
-        values = json.loads(config.read_text())
-        if "pretrained_cfg" in values:
-            checkpoint.about.setdefault("preprocessing", _preprocessing(values["pretrained_cfg"]))
-        if values.get("label_names"):
-            checkpoint.about.setdefault("class_names", values["label_names"])
+    if "preprocessing" in checkpoint.about:  # a file of ours says all itself
+        return checkpoint
+    try:
+        values = json.loads(_download(repository, ("config.json",), label).read_text())
+    except PatchloomError as error:
+        checkpoint.notes.append(f"preprocessing is the family's own, since there is no config.json: {error}")
+        return checkpoint
+    if "pretrained_cfg" in values:
+        checkpoint.about["preprocessing"] = _preprocessing(values["pretrained_cfg"])
+    checkpoint.about["class_names"] = values.get("label_names")
     return checkpoint
 
 
-def _download(repository: str, filename: str) -> tuple[Path | None, str | None]:
-    """The file in the hub's cache, fetched if need be; or why it cannot be had."""
+def _download(repository: str, filenames: tuple[str, ...], label: str) -> Path:
+    """The first of these files that the hub's cache or the hub has."""
     try:
-        from huggingface_hub import errors, hf_hub_download
+        from huggingface_hub import errors, hf_hub_download, try_to_load_from_cache
     except ImportError as error:
         raise PatchloomError("Published weights need the hub's client: pip install 'patchloom[hub]'.") from error
     try:
-        return Path(hf_hub_download(repository, filename)), None
+        cached = [name for name in filenames if isinstance(try_to_load_from_cache(repository, name), str)]
+        for name in cached or filenames:
+            with suppress(errors.RemoteEntryNotFoundError):
+                return Path(hf_hub_download(repository, name))
     except (errors.EntryNotFoundError, errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
-        return None, f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        raise PatchloomError(
+            f"{label}: {repository} is not in the hub's cache and could not be fetched ({type(error).__name__}). "
+            f"Check the name and the network (HF_HUB_OFFLINE forbids it), or pass the path of a file that you have."
+        ) from error
+    raise PatchloomError(f"{label}: the repository {repository} has no {' and no '.join(filenames)}.")
 
 
 def _preprocessing(cfg: dict[str, Any]) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def load(
     layout, state, unused = to_ours(checkpoint.tensors, checkpoint.about.get("layout"))
     origin = _describe(checkpoint, state, img_size, source_size, hints)
     wanted = _wanted(origin, img_size, num_classes, in_chans)
-    report = LoadReport(checkpoint.label, layout, wanted.name, unused=unused)
+    report = LoadReport(checkpoint.label, layout, wanted.name, unused=unused, notes=checkpoint.notes)
     with torch.device("meta"):
         shape = build(wanted)
     _fit_sizes(state, origin, shape, report)

@@ -17,6 +17,7 @@ class LoadReport:
     reinitialised: dict[str, str] = field(default_factory=dict)  # name -> why
     missing: list[str] = field(default_factory=list)  # with strict=False
     unused: list[str] = field(default_factory=list)  # with strict=False
+    notes: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         lines = [f"{self.model} from {self.source} ({self.layout} layout): {len(self.loaded)} tensors loaded"]
@@ -28,4 +29,5 @@ class LoadReport:
         ):
             if names:
                 lines += [f"  {title} ({len(names)}):", *(f"    {name}" for name in names)]
+        lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines)
