@@ -261,6 +261,7 @@ def test_compiled_networks_agree(name: str) -> None:
     with torch.no_grad():
         want = model(x)
         torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
         compiled = torch.compile(model, fullgraph=True)
         assert_close(compiled(x), want, 1e-5, name)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
