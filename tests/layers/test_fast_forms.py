@@ -127,6 +127,17 @@ def test_gelu_is_in_place_only_where_nobody_sees_it() -> None:
     assert gelu(x, nn.Linear(4, 4)).data_ptr() != x.data_ptr()
 
 
+def test_global_hooks_count_too() -> None:
+    layer = nn.Linear(4, 4)
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    try:
+        with torch.no_grad():
+            x = layer(torch.randn(3, 4))
+            assert gelu(x, layer).data_ptr() != x.data_ptr()
+    finally:
+        handle.remove()
+
+
 def test_hooks_under_no_grad_see_what_a_layer_put_out() -> None:
     ffn = stir(FFN(8, 16))
     x = torch.randn(2, 3, 8)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
 
 def unseen(layer: nn.Module) -> bool:
@@ -12,8 +13,10 @@ def unseen(layer: nn.Module) -> bool:
 
     So without gradients, outside torch.compile, and with no hook on the layer that may have kept it.
     """
-    recorded = torch.is_grad_enabled() or torch.compiler.is_compiling()
-    return not (recorded or layer._forward_hooks or layer._forward_pre_hooks)
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return False
+    hooks = (layer._forward_hooks, layer._forward_pre_hooks, _global_forward_hooks, _global_forward_pre_hooks)
+    return not any(hooks)
 
 
 def gelu(x: Tensor, made_by: nn.Module) -> Tensor:

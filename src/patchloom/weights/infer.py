@@ -10,7 +10,6 @@ from typing import Any
 from torch import Tensor
 
 from patchloom.errors import PatchloomError
-from patchloom.layers.stems import HMLPStem
 from patchloom.models.config import Config, as_size
 from patchloom.models.patchconvnet import PatchConvNetConfig
 from patchloom.models.registry import entries
@@ -18,18 +17,39 @@ from patchloom.models.resmlp import ResmlpConfig
 from patchloom.models.vit import VitConfig
 
 State = dict[str, Tensor]
-_MIX, _FFN = "blocks.0.mixing.branches.0.", "blocks.0.ffn.branches.0."
-_FREE = (
-    "name",
-    "family",
-    "num_classes",
-    "img_size",
-    "in_chans",
-    "drop_path",
-    "scale_value",
-    "scale_rule",
-    "drop_path_decay",
-)
+_MIX, _FFN = "mixing.branches.0.", "ffn.branches.0."
+_FREE = {  # what tensors do not tell, or what does not make another model
+    *("name", "family", "num_classes", "img_size", "in_chans"),
+    *("drop_path", "drop_path_decay", "scale_value", "scale_rule"),
+}
+
+
+class Parts:
+    """A state dict sorted for reading: `trunk` and `pool` hold what any of their blocks has, under the names within a
+    block, so that a tensor which one block lacks is still told from a tensor which the network does not have."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.trunk = self._any_block("blocks")
+        self.pool = self._any_block("pool")
+        self.depth = self.count(r"blocks\.(\d+)\.")
+        self.class_depth = self.count(r"pool\.(\d+)\.") or 2
+
+    def count(self, pattern: str) -> int:
+        return max((int(match[1]) + 1 for name in self.state if (match := re.match(pattern, name))), default=0)
+
+    def _any_block(self, stage: str) -> State:
+        matches = ((re.fullmatch(rf"{stage}\.\d+\.(.+)", name), tensor) for name, tensor in self.state.items())
+        return {match[1]: tensor for match, tensor in matches if match}
+
+    @property
+    def classes(self) -> int:
+        heads = (f"{head}.{kind}" for head in ("head", "head_distill") for kind in ("weight", "bias"))
+        return next((self.state[name].shape[0] for name in heads if name in self.state), 1000)
+
+    @property
+    def distilled(self) -> bool:
+        return any(name.startswith(("distill_token", "head_distill.")) for name in self.state)
 
 
 def infer_config(state: State, wanted: Any = None, source: Any = None, **hints: Any) -> Config:
@@ -38,116 +58,142 @@ def infer_config(state: State, wanted: Any = None, source: Any = None, **hints: 
     `wanted` is the image size asked for: a token count that fits it is taken as recorded at it, any other as a square;
     `source` (height, width) settles it. `hints` are options that tensors cannot tell.
     """
-    config: Config
-    if f"{_MIX}fn.expand.weight" in state:
-        config = _patchconvnet(state, wanted, source, hints)
-    elif f"{_MIX}fn.qkv.weight" in state:
-        config = _vit(state, wanted, source, hints)
-    elif f"{_FFN}fn.fc1.weight" in state:
-        config = _resmlp(state, wanted, source, hints)
-    else:
-        raise PatchloomError(f"No known network has the tensors {', '.join(sorted(state)[:3])} ...")
-    return _named(config)
+    parts = Parts(state)
+    for kind, marks, options in (
+        (PatchConvNetConfig, ("expand", "depthwise", "squeeze_excite"), _patchconvnet),
+        (VitConfig, ("qkv", "proj"), _vit),
+        (ResmlpConfig, ("weight", "bias", "conv", "fc1", "fc2"), _resmlp),
+        (ResmlpConfig, ("",), _resmlp),  # without mixing: any block
+    ):
+        if any(name.startswith(f"{_MIX}fn.{mark}" if mark else "") for name in parts.trunk for mark in marks):
+            kind.check_known(hints, "The network in the file")
+            return _named(kind(**{**options(parts, wanted, source, hints), **hints}))
+    raise PatchloomError(f"No known network has the tensors {', '.join(sorted(state)[:3])} ...")
 
 
-def _vit(state: State, wanted: Any, source: Any, hints: dict[str, Any]) -> VitConfig:
-    VitConfig.check_known(hints, "The network in the file")
-    dim = state["class_token" if "class_token" in state else "positions"].shape[-1]
-    stem = _stem(state)
-    staged, distilled = "pool.0.mixing.branches.0.norm.weight" in state, "distill_token" in state
-    talking = state.get(f"{_MIX}fn.proj_l.weight")
-    prefix = 0 if staged else ("class_token" in state) + distilled
-    size, position_prefix = _positions_size(
-        _need(state, "positions").shape[1], prefix, stem["patch_size"], wanted, source
-    )
-    options = dict(
+def _vit(parts: Parts, wanted: Any, source: Any, hints: dict[str, Any]) -> dict[str, Any]:
+    dim = _dim(parts)
+    stem = _stem(parts.state, dim)
+    staged, talking = bool(parts.pool), parts.trunk.get(f"{_MIX}fn.proj_l.bias")
+    talks = any(name.startswith((f"{_MIX}fn.proj_l", f"{_MIX}fn.proj_w")) for name in parts.trunk)
+    # patches are averaged only where a hint says so: without it a class token that is not there is a missing one
+    aggregation = hints.get("aggregation", "class_attention" if staged else "class_token")
+    prefix = 1 + parts.distilled if aggregation == "class_token" else 0
+    positions = parts.state.get("positions")
+    size, position_prefix = _free_size(wanted, source), 0
+    if positions is not None:
+        size, position_prefix = _positions_size(positions.shape[1], prefix, stem["patch_size"], wanted, source)
+    return dict(
         **stem,
-        **_common(state, dim),
+        **_common(parts, dim),
         img_size=size,
         heads=talking.shape[0] if talking is not None else _heads(dim, 48 if staged else 64, hints),
-        branches=_count(state, r"blocks\.0\.mixing\.branches\.(\d+)\."),
-        talking_heads=talking is not None,
+        branches=parts.count(r"blocks\.\d+\.mixing\.branches\.(\d+)\."),
+        talking_heads=talks,
         positions="all" if position_prefix else "patches",
-        scale="layerscale" if f"{_MIX}scale.gamma" in state else "none",
-        aggregation="class_attention" if staged else "class_token" if "class_token" in state else "average",
-        class_depth=_count(state, r"pool\.(\d+)\.") or 2,
-        class_scale=not staged or "pool.0.mixing.branches.0.scale.gamma" in state,
-        distilled=distilled,
+        scale="layerscale" if any(name.endswith("scale.gamma") for name in parts.trunk) else "none",
+        aggregation=aggregation,
+        class_depth=parts.class_depth,
+        class_scale=not staged or any(name.endswith("scale.gamma") for name in parts.pool),
+        distilled=parts.distilled,
     )
-    return VitConfig(**{**options, **hints})
 
 
-def _resmlp(state: State, wanted: Any, source: Any, hints: dict[str, Any]) -> ResmlpConfig:
-    ResmlpConfig.check_known(hints, "The network in the file")
-    stem = _stem(state)
-    dim, patch = state["stem.proj.weight"].shape[0], stem["patch_size"]
-    mixing, tokens = "none", None
-    if (matrix := state.get(f"{_MIX}fn.weight")) is not None:
-        mixing, tokens = "linear", matrix.shape[0]
-    elif (matrix := state.get(f"{_MIX}fn.fc1.weight")) is not None:
-        mixing, tokens = "mlp", matrix.shape[1]
-    elif (conv := state.get(f"{_MIX}fn.conv.weight")) is not None:
-        separable = f"{_MIX}fn.pointwise.weight" in state
-        mixing = "conv" if conv.shape[1] > 1 else "separable" if separable else "depthwise"
-    class_mlp = state.get("pool.0.mixing.branches.0.fn.weight")
-    if class_mlp is not None:
-        tokens = class_mlp.shape[1] - 1
-    options = dict(
+def _resmlp(parts: Parts, wanted: Any, source: Any, _: dict[str, Any]) -> dict[str, Any]:
+    dim = _dim(parts)
+    stem = _stem(parts.state, dim)
+    patch = stem["patch_size"]
+    mixing, tokens = _mixing(parts.trunk)
+    if tokens is None and (row := parts.pool.get(f"{_MIX}fn.weight")) is not None:
+        tokens = row.shape[1] - 1
+    return dict(
         patch_size=patch,
         in_chans=stem["in_chans"],
-        **_common(state, dim),
-        img_size=_free_size(wanted, source) if tokens is None else _size_of(tokens, patch, wanted, source),
-        norm="affine" if "norm.alpha" in state else "layer",
+        **_common(parts, dim),
+        img_size=_free_size(wanted, source) if tokens is None else _positions_size(tokens, 0, patch, wanted, source)[0],
+        norm="affine" if any(name.endswith("norm.alpha") for name in parts.trunk) else "layer",
         mixing=mixing,
-        aggregation="average" if class_mlp is None else "class_mlp",
-        class_depth=_count(state, r"pool\.(\d+)\.") or 2,
+        aggregation="class_mlp" if parts.pool else "average",
+        class_depth=parts.class_depth,
     )
-    return ResmlpConfig(**{**options, **hints})
 
 
-def _patchconvnet(state: State, wanted: Any, source: Any, hints: dict[str, Any]) -> PatchConvNetConfig:
-    PatchConvNetConfig.check_known(hints, "The network in the file")
-    dim = state[f"{_MIX}fn.expand.weight"].shape[0]
-    pool = state.get("pool.0.ffn.branches.0.fn.fc1.weight")
-    options = dict(
-        **_stem(state),
-        **_common(state, dim),
+def _mixing(trunk: State) -> tuple[str, int | None]:
+    """The cross-patch layer of a ResMLP, and the number of patches where it tells."""
+    names = {name.removeprefix(f"{_MIX}fn.") for name in trunk if name.startswith(f"{_MIX}fn.")}
+    if "bias" in names or "weight" in names:
+        return "linear", trunk[f"{_MIX}fn.{'bias' if 'bias' in names else 'weight'}"].shape[0]
+    if "fc2.bias" in names:
+        return "mlp", trunk[f"{_MIX}fn.fc2.bias"].shape[0]
+    if not names:
+        return "none", None
+    if any(name.startswith("pointwise.") for name in names):
+        return "separable", None
+    kernel = trunk.get(f"{_MIX}fn.conv.weight")
+    return ("conv" if kernel is not None and kernel.shape[1] > 1 else "depthwise"), None
+
+
+def _patchconvnet(parts: Parts, wanted: Any, source: Any, _: dict[str, Any]) -> dict[str, Any]:
+    token = parts.state.get("class_token")
+    hidden, dim = parts.pool.get(f"{_FFN}fn.fc1.bias"), _dim(parts)
+    stem = _stem(parts.state, dim)
+    return dict(
+        stem=stem["stem"],
+        patch_size=stem["patch_size"],
+        in_chans=stem["in_chans"],
+        **_common(parts, dim),
         img_size=_free_size(wanted, source),
-        norm="batch" if f"{_MIX}norm.running_mean" in state else "layer",
-        aggregation="average" if pool is None else "attention",
-        queries="per_class" if "class_token" in state and state["class_token"].shape[1] > 1 else "one",
-        mlp_ratio=3.0 if pool is None else pool.shape[0] / dim,
+        norm="batch" if f"{_MIX}norm.running_mean" in parts.trunk else "layer",
+        aggregation="attention" if parts.pool else "average",
+        queries="per_class" if token is not None and token.shape[1] > 1 else "one",
+        mlp_ratio=3.0 if hidden is None else hidden.shape[0] / dim,
     )
-    options.pop("stem_norm", None)
-    return PatchConvNetConfig(**{**options, **hints})
 
 
-def _common(state: State, dim: int) -> dict[str, Any]:
-    hidden = state.get(f"{_FFN}fn.fc1.weight")
-    options: dict[str, Any] = {"dim": dim, "depth": _count(state, r"blocks\.(\d+)\."), "num_classes": 1000}
-    if "head.weight" in state:
-        options["num_classes"] = state["head.weight"].shape[0]
-    if hidden is not None:
-        options["mlp_ratio"] = hidden.shape[0] / dim
-    return options
+def _common(parts: Parts, dim: int) -> dict[str, Any]:
+    hidden = parts.trunk.get(f"{_FFN}fn.fc1.bias")
+    ratio = {} if hidden is None else {"mlp_ratio": hidden.shape[0] / dim}
+    return {"dim": dim, "depth": parts.depth, "num_classes": parts.classes, **ratio}
 
 
-def _stem(state: State) -> dict[str, Any]:
+def _dim(parts: Parts) -> int:
+    """The width, which every norm of a trunk has."""
+    for name, tensor in parts.trunk.items():
+        if ".norm." in name or name.endswith(("fc2.bias", "proj.bias", "expand.bias")):
+            return tensor.shape[0]
+    raise PatchloomError("No tensor of the checkpoint tells the width of its network.")
+
+
+def _stem(state: State, dim: int) -> dict[str, Any]:
     """Kind, patch size and channels of the stem, from the kernels of its convolutions."""
     if "stem.proj.weight" in state:
         weight = state["stem.proj.weight"]
         return {"stem": "linear", "patch_size": weight.shape[-1], "in_chans": weight.shape[1]}
-    kernels = {name: tensor for name, tensor in state.items() if name.startswith("stem.") and tensor.ndim == 4}
+    stem = {name: tensor for name, tensor in state.items() if name.startswith("stem.proj.")}
+    kernels = {int(name.split(".")[2]): tensor for name, tensor in stem.items() if tensor.ndim == 4}
     if not kernels:
         raise PatchloomError("The checkpoint has no patch stem: stem.proj.weight (patch_embed.proj.weight) is missing.")
-    sides = [tensor.shape[-1] for tensor in kernels.values()]
-    first = state[min(kernels, key=lambda name: int(name.split(".")[2]))]
-    norm = "layer" if any(".norm." in name for name in state if name.startswith("stem.")) else "batch"
-    if 3 in sides:
-        return {"stem": "conv", "patch_size": 2 ** len(sides), "in_chans": first.shape[1], "stem_norm": norm}
-    if tuple(sides) not in HMLPStem.STRIDES.values() and prod(sides) not in HMLPStem.STRIDES:
-        raise PatchloomError(f"The stem's kernels {sides} are those of no known stem.")
-    return {"stem": "hmlp", "patch_size": prod(sides), "in_chans": first.shape[1], "stem_norm": norm}
+    step = 3 if any(tensor.ndim == 1 for tensor in stem.values()) else 2  # convolution, (norm,) GELU
+    _check_stages(kernels, step, dim)
+    sides = [kernels[i].shape[-1] for i in sorted(kernels)]
+    conv = sides[0] == 3
+    return {
+        "stem": "conv" if conv else "hmlp",
+        "patch_size": 2 ** len(sides) if conv else prod(sides),
+        "in_chans": kernels[0].shape[1],
+        "stem_norm": "layer" if any(".norm." in name for name in stem) else "batch",
+    }
+
+
+def _check_stages(kernels: dict[int, Tensor], step: int, dim: int) -> None:
+    """Convolutions stand `step` apart from 0 on, up to the one that is as wide as the network."""
+    last = max(kernels) if kernels[max(kernels)].shape[0] == dim else max(kernels) + step
+    for i in range(0, last + 1, step):
+        if i not in kernels:
+            raise PatchloomError(
+                f"A convolution of the stem is missing: stem.proj.{i}.weight "
+                f"(patch_embed.proj.{i}.weight or patch_embed.proj.{i}.0.weight)."
+            )
 
 
 def _heads(dim: int, width: int, hints: dict[str, Any]) -> int:
@@ -177,10 +223,6 @@ def _positions_size(count: int, prefix: int, patch: int, wanted: Any, source: An
     raise _no_fit(count, patch, wanted, source)
 
 
-def _size_of(tokens: int, patch: int, wanted: Any, source: Any) -> tuple[int, int]:
-    return _positions_size(tokens, 0, patch, wanted, source)[0]
-
-
 def _free_size(wanted: Any, source: Any) -> tuple[int, int]:
     return as_size(source if source is not None else wanted if wanted is not None else 224)
 
@@ -198,16 +240,6 @@ def _no_fit(count: int, patch: int, wanted: Any, source: Any) -> PatchloomError:
         f"The checkpoint has {count} positions or patches (of {patch} x {patch} pixels), which do not fit {asked}: "
         f"pass source_size=(height, width), the image size that it was made at."
     )
-
-
-def _need(state: State, name: str) -> Tensor:
-    if name not in state:
-        raise PatchloomError(f"The checkpoint lacks {name}, without which its network cannot be told.")
-    return state[name]
-
-
-def _count(state: State, pattern: str) -> int:
-    return max((int(match[1]) + 1 for name in state if (match := re.match(pattern, name))), default=0)
 
 
 def _named(config: Config) -> Config:

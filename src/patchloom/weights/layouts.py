@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -88,13 +89,19 @@ def _timm_vit_rules(branches: int) -> Rules:
 
 def rename(name: str, rules: Rules, back: bool = False) -> str | None:
     """The name in the other layout, from ours or (`back`) to ours; None where no rule fits."""
-    for ours, theirs in rules:
-        source, target = (theirs, ours) if back else (ours, theirs)
-        pattern = re.escape(source).replace(r"\{i\}", r"(\d+)")
-        if match := re.fullmatch(pattern + r"(\..+)?", name):
+    for pattern, target in _compiled(tuple(rules), back):
+        if match := pattern.fullmatch(name):
             *numbers, rest = match.groups()
             return target.format(i=numbers[0] if numbers else "") + (rest or "")
     return None
+
+
+@lru_cache
+def _compiled(rules: tuple[tuple[str, str], ...], back: bool) -> list[tuple[re.Pattern[str], str]]:
+    pairs = [(theirs, ours) if back else (ours, theirs) for ours, theirs in rules]
+    return [
+        (re.compile(re.escape(source).replace(r"\{i\}", r"(\d+)") + r"(\..+)?"), target) for source, target in pairs
+    ]
 
 
 def to_ours(state: Mapping[str, Tensor], layout: str | None = None) -> tuple[str, State, list[str]]:
@@ -133,6 +140,12 @@ def _recognise(state: Mapping[str, Tensor]) -> tuple[str, Rules]:
 def _count(state: Iterable[str], pattern: str) -> int:
     """One more than the largest number that the pattern finds, or 0."""
     return max((int(match[1]) + 1 for name in state if (match := re.match(pattern, name))), default=0)
+
+
+def their_name(name: str, config: Config, layout: str) -> str:
+    """What a tensor of ours is called in a file of another layout, beside our own name for it."""
+    theirs = None if layout == "patchloom" else rename(name, _rules_for(config, layout))
+    return name if theirs in (None, name) else f"{theirs} (ours: {name})"
 
 
 def from_ours(state: State, config: Config, layout: str) -> State:
@@ -208,10 +221,12 @@ def _split_class_heads(state: State) -> None:
 
 
 def _join_class_heads(state: Mapping[str, Tensor]) -> State:
-    classes = _count(state, r"head\.(\d+)\.weight$")
+    classes = _count(state, r"head\.(\d+)\.(?:weight|bias)$")
     if not classes:
         return dict(state)
     joined = {name: tensor for name, tensor in state.items() if not re.match(r"head\.\d+\.", name)}
     for kind in ("weight", "bias"):
+        if missing := [f"head.{c}.{kind}" for c in range(classes) if f"head.{c}.{kind}" not in state]:
+            raise PatchloomError(f"The checkpoint has one head a class, but lacks {', '.join(missing[:8])}.")
         joined[f"head.{kind}"] = torch.cat([state[f"head.{c}.{kind}"] for c in range(classes)])
     return joined

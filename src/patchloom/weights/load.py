@@ -21,7 +21,7 @@ from patchloom.models.roles import parameter_roles
 from patchloom.weights import hub, resize
 from patchloom.weights.files import Checkpoint, read, unwrap
 from patchloom.weights.infer import infer_config
-from patchloom.weights.layouts import to_ours
+from patchloom.weights.layouts import their_name, to_ours
 from patchloom.weights.report import LoadReport
 
 State = dict[str, Tensor]
@@ -169,7 +169,8 @@ def _match(state: State, model: Network, report: LoadReport, strict: bool) -> No
             report.loaded.append(name)
     report.missing = [name for name in own if name not in state and name not in report.reinitialised]
     if strict and (report.missing or report.unused):
-        problems = _list("Missing", report.missing) + _list("Unknown", report.unused)
+        missing = [their_name(name, model.config, report.layout) for name in report.missing]
+        problems = _list("Missing", missing) + _list("Unknown", report.unused)
         raise PatchloomError(f"{report.source} does not fit {report.model}. {problems}strict=False loads the rest.")
 
 
