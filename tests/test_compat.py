@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from patchloom.compat import nms
@@ -60,6 +60,7 @@ def slow_nms(boxes: torch.Tensor, scores: torch.Tensor, threshold: float) -> lis
     return kept
 
 
+@settings(deadline=None)
 @given(count=st.integers(0, 20), threshold=st.sampled_from([0.1, 0.3, 0.7]), seed=st.integers(0, 1000))
 def test_non_maximum_suppression(count: int, threshold: float, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import patchloom
@@ -86,6 +86,7 @@ def test_configs_survive_json(entry) -> None:
     assert config_from_json(json.loads(json.dumps(entry.config.to_json()))) == entry.config
 
 
+@settings(deadline=None)
 @given(
     rows=st.integers(1, 5), columns=st.integers(1, 5), name=st.sampled_from(["deit_nano", "cait_nano", "resmlp_nano"])
 )

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from patchloom.layers.inplace import eager_inference
+
 
 class Attention(nn.Module):
     """What the three forms share: heads, the product itself, and recording of the map."""
@@ -101,9 +103,10 @@ class TalkingHeadsAttention(SelfAttention):
         The first bias shifts every score of a query alike, which softmax cancels: it is left out. The second one
         adds bias * sum(v), which needs no pass over the scores.
         """
-        by_image = not (torch.is_grad_enabled() or torch.compiler.is_compiling())
-        mix = talking_heads_by_image if by_image else talking_heads
+        mix = talking_heads_by_image if q.is_cpu and eager_inference() else talking_heads
         shift = self.proj_w.bias[:, None, None] * v.sum(dim=-2, keepdim=True)
+        if torch.is_grad_enabled():  # no effect, but a gradient of zero: distributed training waits for one
+            shift = shift + 0 * self.proj_l.bias[:, None, None]
         return mix(q, k, v, self.proj_l.weight * self.scale, self.proj_w.weight, shift)
 
 

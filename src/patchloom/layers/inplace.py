@@ -8,12 +8,17 @@ from torch.nn import functional as F
 from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
 
+def eager_inference() -> bool:
+    """Whether nothing records what is computed: no gradient, no compiler, no tracer."""
+    return not (torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing())
+
+
 def unseen(layer: nn.Module) -> bool:
     """Whether nobody can see a fresh tensor that `layer` takes or gives being written over.
 
     So without gradients, outside torch.compile, and with no hook on the layer that may have kept it.
     """
-    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+    if not eager_inference():
         return False
     hooks = (layer._forward_hooks, layer._forward_pre_hooks, _global_forward_hooks, _global_forward_pre_hooks)
     return not any(hooks)

@@ -74,7 +74,7 @@ def convolve(conv: nn.Conv2d, x: Tensor) -> Tensor:
 
 
 class SqueezeExcite(nn.Module):
-    """x * sigmoid(W2 relu(W1 mean(x))), the mean over the map."""
+    """x * sigmoid(W2 relu(W1 mean(x))), the mean over the map; in inference written over x."""
 
     def __init__(self, dim: int, reduced: int) -> None:
         super().__init__()
@@ -84,8 +84,8 @@ class SqueezeExcite(nn.Module):
     def gate(self, x: Tensor) -> Tensor:
         return self.conv_expand(F.relu(self.conv_reduce(x.mean(dim=(1, 2), keepdim=True)))).sigmoid()
 
-    def forward(self, x: Tensor, overwrite: bool = False) -> Tensor:
-        return x.mul_(self.gate(x)) if overwrite else x * self.gate(x)
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mul_(self.gate(x)) if unseen(self) else x * self.gate(x)
 
 
 class ConvBranch(nn.Module):
@@ -114,7 +114,7 @@ class ConvBranch(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = gelu(self.expand(x), self.expand)
         x = gelu(convolve(self.depthwise, x), self.depthwise)
-        return self.project(self.squeeze_excite(x, overwrite=unseen(self.squeeze_excite)))
+        return self.project(self.squeeze_excite(x))
 
 
 class ClassMLP(nn.Linear):
