@@ -159,7 +159,7 @@ def _common(parts: Parts, dim: int) -> dict[str, Any]:
 def _dim(parts: Parts) -> int:
     """The width, which every norm of a trunk has."""
     for name, tensor in parts.trunk.items():
-        if ".norm." in name or name.endswith(("fc2.bias", "proj.bias", "expand.bias")):
+        if name.endswith(("norm.weight", "norm.bias", "norm.alpha", "norm.beta")):
             return tensor.shape[0]
     raise PatchloomError("No tensor of the checkpoint tells the width of its network.")
 
@@ -199,6 +199,10 @@ def _check_stages(kernels: dict[int, Tensor], step: int, dim: int) -> None:
 def _heads(dim: int, width: int, hints: dict[str, Any]) -> int:
     if "heads" in hints:
         return hints["heads"]
+    listed = [entry.config for entry in entries() if isinstance(entry.config, VitConfig) and entry.config.dim == dim]
+    for config in listed:  # the papers' own choice for this width: 16 heads of 80 channels in DeiT III's huge models
+        if (config.aggregation == "class_attention") == (width == 48) and not config.name.endswith("nano"):
+            return config.heads
     if dim % width:
         raise PatchloomError(
             f"Tensors do not tell how many heads a width of {dim} is split into, and it is not a multiple of {width} "
