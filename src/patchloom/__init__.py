@@ -23,9 +23,12 @@ _HOMES = {
     "uniform_drop_rate": "patchloom.layers.scales",
 }
 __all__ = list(_HOMES)
+_ROOMS = ("compat", "data", "errors", "layers", "models", "weights")
 
 
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return import_module(f"patchloom.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'patchloom' has no attribute {name!r}")
     import_module("patchloom.models")  # fills the registry
@@ -33,7 +36,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, *_ROOMS, "__version__"])
 
 
 if TYPE_CHECKING:

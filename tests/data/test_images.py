@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 import patchloom.compat  # noqa: F401 - before torchvision
@@ -20,7 +22,7 @@ def picture(width: int, height: int) -> Image.Image:
     return Image.fromarray(generator.integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
-@pytest.mark.parametrize(("width", "height"), [(500, 375), (375, 500), (256, 256), (100, 80), (1000, 90)])
+@pytest.mark.parametrize(("width", "height"), [(500, 375), (375, 500), (256, 256), (100, 80), (1000, 90), (321, 214)])
 @pytest.mark.parametrize(("size", "ratio"), [(224, 0.875), (224, 0.9), (384, 1.0), (32, 0.95)])
 def test_equals_torchvision(width: int, height: int, size: int, ratio: float) -> None:
     from torchvision import transforms as T
@@ -30,6 +32,13 @@ def test_equals_torchvision(width: int, height: int, size: int, ratio: float) ->
     resize = T.Resize(int(size / ratio), T.InterpolationMode.BICUBIC)
     theirs = T.Compose([resize, T.CenterCrop(size), T.ToTensor(), T.Normalize(how.mean, how.std)])
     assert torch.allclose(prepare(image, how)[0], theirs(image), atol=1e-6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(20, 400), st.integers(20, 400), st.sampled_from([0.875, 0.9, 1.0]), st.sampled_from([32, 56]))
+def test_sizes_are_those_of_torchvision(width: int, height: int, ratio: float, size: int) -> None:
+    """321 x 214 at 256 must be 384 wide, not 383: the order of integer divisions counts."""
+    test_equals_torchvision(width, height, size, ratio)
 
 
 def test_rectangles_cover_the_middle() -> None:
@@ -53,6 +62,11 @@ def test_modes_and_rotation_become_upright_rgb(tmp_path: Path) -> None:
 def test_sixteen_bits_are_scaled_not_cut(tmp_path: Path) -> None:
     Image.fromarray(np.full((4, 4), 0x8080, dtype=np.uint16)).save(tmp_path / "deep.png")
     assert set(np.asarray(read_image(tmp_path / "deep.png")).flatten().tolist()) == {0x80}
+
+
+def test_eight_bits_in_wide_pixels_stay_eight_bits(tmp_path: Path) -> None:
+    Image.fromarray(np.full((4, 4), 0x80, dtype=np.int32)).save(tmp_path / "wide.tiff")
+    assert set(np.asarray(read_image(tmp_path / "wide.tiff")).flatten().tolist()) == {0x80}
 
 
 def test_what_is_no_image_is_named(tmp_path: Path) -> None:

@@ -22,11 +22,11 @@ Form = Callable[[Tensor], Tensor]
 
 def attention_plain(layer: nn.Module, queries: int | None = None) -> Form:
     def plain(x: Tensor) -> Tensor:
-        layer.record = lambda weights: None
+        layer.recorders = (lambda weights: None,)
         try:
             return layer(x) if queries is None else layer(x, queries)
         finally:
-            layer.record = None
+            layer.recorders = ()
 
     return plain
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import patchloom
 from conftest import assert_close, stir
 from patchloom import layerscale_value, uniform_drop_rate
 from patchloom.layers.residual import Branch, DropPath, Gate, Residual
@@ -31,6 +32,14 @@ def test_gates_follow_their_formulas(kind: str) -> None:
         "dropout_shortcut": lambda: x + update,
     }[kind]()
     assert_close(gate(x, update), want, 1e-6)
+
+
+def test_learned_gates_start_near_the_identity() -> None:
+    """He et al.'s best gates start at b = -6; a linear shortcut starts as x itself."""
+    model = patchloom.create_model("deit_nano", num_classes=2, scale="exclusive_gate")
+    assert {block.ffn.gate.linear.bias[0].item() for block in model.blocks} == {-6.0}
+    model = patchloom.create_model("deit_nano", num_classes=2, scale="linear_shortcut")
+    assert all(torch.equal(block.mixing.gate.linear.weight, torch.eye(96)) for block in model.blocks)
 
 
 def test_dropout_shortcut_drops_half_in_training() -> None:

@@ -20,19 +20,19 @@ NAMES = {  # recorded -> ours, with the options that the recording's constructor
     "cait_XXS24_224": ("cait_xxs24", {}),
     "resmlp_12": ("resmlp_s12", {}),
     "deit_small_patch16_LS": ("deit3_small", {}),
-    "deit_tiny_patch16_LS": ("deit3_tiny", {}),
+    "deit_small_patch16_18x2": ("vit_small_18x2", {}),
     "patchconvnet_S60": ("patchconvnet_s60", {}),
-    "S60": ("patchconvnet_s60", {}),
+    "patchconvnet_S60_multi": ("patchconvnet_s60", {"queries": "per_class"}),
 }
 
 
-@pytest.mark.parametrize("theirs", [name for name in RECORDED["models"] if name in NAMES])
+@pytest.mark.parametrize("theirs", RECORDED["models"])
 def test_statistics_equal_the_recorded_ones(theirs: str) -> None:
     name, options = NAMES[theirs]
     model = patchloom.create_model(name, **options)
     groups: dict[str, list[torch.Tensor]] = {}
     for key, tensor in from_ours(model.state_dict(), model.config, "official").items():
-        groups.setdefault(re.sub(r"(blocks|blocks_token_only)\.\d+\.", r"\1.N.", key), []).append(tensor.flatten())
+        groups.setdefault(re.sub(r"(blocks|blocks_token_only|head)\.\d+\.", r"\1.N.", key), []).append(tensor.flatten())
     recorded = RECORDED["models"][theirs]
     assert set(recorded) <= set(groups)
     for key, want in recorded.items():
@@ -41,10 +41,6 @@ def test_statistics_equal_the_recorded_ones(theirs: str) -> None:
         wide = 5 * max(want["std"], 1e-9) / want["count"] ** 0.5
         assert abs(float(got.mean()) - want["mean"]) <= 2 * wide + 1e-6 * abs(want["mean"]) + 1e-9, key
         assert abs(float(got.std(correction=0)) - want["std"]) <= wide + 1e-6, key
-
-
-def test_some_recordings_are_compared() -> None:
-    assert len([name for name in RECORDED["models"] if name in NAMES]) >= 4
 
 
 @pytest.mark.parametrize(

@@ -56,9 +56,20 @@ def cross_patch_transposed(model: nn.Module) -> None:
 
 
 def tanh_gelu(model: nn.Module) -> None:
-    """In the last FFN, or the last convolutional branch, alone: the weakest mistake of all."""
+    """In the last FFN alone: the weakest mistake of all."""
     last = [m for m in model.modules() if isinstance(m, FFN)][-1]
     last.forward = lambda x: last.fc2(F.gelu(last.fc1(x), approximate="tanh"))
+
+
+def tanh_gelu_in_the_trunk(model: nn.Module) -> None:
+    """In the last convolutional branch alone, after its depth-wise convolution."""
+    last = model.blocks[-1].mixing.branches[0].fn
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        x = F.gelu(last.expand(x))
+        return last.project(last.squeeze_excite(F.gelu(mixing.convolve(last.depthwise, x), approximate="tanh")))
+
+    last.forward = forward
 
 
 def wrong_epsilon(model: nn.Module) -> None:
@@ -158,6 +169,7 @@ CASES: list[tuple[str, Mistake]] = [
     ("patchconvnet_multi", class_token_among_the_keys),
     ("patchconvnet", squeeze_excite_dropped),
     ("patchconvnet", rows_and_columns_swapped),
+    ("patchconvnet", tanh_gelu_in_the_trunk),
 ]
 
 

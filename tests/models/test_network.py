@@ -104,7 +104,7 @@ def test_capture_keeps_the_logits_and_leaves_nothing_behind() -> None:
             assert len(maps) == count
     with pytest.raises(ZeroDivisionError), patchloom.capture_attention(model):
         raise ZeroDivisionError
-    assert all(getattr(module, "record", None) is None for module in model.modules())
+    assert not any(getattr(module, "recorders", ()) for module in model.modules())
 
 
 def test_captures_can_be_nested() -> None:
@@ -118,6 +118,28 @@ def test_captures_can_be_nested() -> None:
         model(images(model))
         assert len(outer) == 8
         assert len(inner) == 2
+
+
+def test_captures_can_end_in_any_order() -> None:
+    model = patchloom.create_model("deit_nano", num_classes=6).eval()
+    first, second = patchloom.capture_attention(model), patchloom.capture_attention(model)
+    first.__enter__()
+    maps = second.__enter__()
+    first.__exit__(None, None, None)
+    model(images(model))
+    assert len(maps) == 6
+    second.__exit__(None, None, None)
+    assert not any(getattr(module, "recorders", ()) for module in model.modules())
+
+
+def test_maps_can_be_captured_while_checkpointing() -> None:
+    model = patchloom.create_model("cait_nano", num_classes=6, drop_path=0.1).train()
+    model.gradient_checkpointing = True
+    with patchloom.capture_attention(model) as maps:
+        out = model(images(model))
+    (out.sum() + sum(attention.square().sum() for attention in maps.values())).backward()
+    assert len(maps) == 8
+    assert model.blocks[0].mixing.branches[0].fn.qkv.weight.grad is not None
 
 
 def test_capture_of_the_last_block_covers_all_queries() -> None:
@@ -150,8 +172,12 @@ def test_gradient_checkpointing_changes_nothing(name: str) -> None:
     for model.gradient_checkpointing in (False, True):
         torch.manual_seed(3)
         model.zero_grad()
+        calls = []
+        handle = model.blocks[0].register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
         out = model(x)
         out.sum().backward()
+        handle.remove()
+        assert len(calls) == 1 + model.gradient_checkpointing  # the backward pass computes the block anew
         results.append((out.detach(), {key: p.grad for key, p in model.named_parameters() if p.grad is not None}))
     assert torch.equal(results[0][0], results[1][0])
     assert results[0][1].keys() == results[1][1].keys()

@@ -18,6 +18,7 @@ def main(words: Sequence[str] | None = None) -> None:
     options = parser.parse_args(words)
     try:
         options.run(options)
+        sys.stdout.flush()
     except PatchloomError as error:
         if options.debug:
             raise
@@ -25,6 +26,9 @@ def main(words: Sequence[str] | None = None) -> None:
         sys.exit(2)
     except BrokenPipeError:  # the reader of our output went away, as in `patchloom models | head`
         sys.stderr.close()
+        sys.exit(1)
+    except OSError as error:  # a full disk behind our output, and the like
+        print(f"patchloom: {error}", file=sys.stderr)
         sys.exit(1)
 
 

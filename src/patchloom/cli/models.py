@@ -42,7 +42,7 @@ def model_rows(pattern: str) -> list[dict[str, Any]]:
             "resolution": config.img_size[0],
             "source": entry.paper.source,
         }
-        if LARGER % config.patch_size == 0 and config.img_size[0] >= 224:
+        if LARGER % config.patch_size == 0:
             larger = complexity(config, LARGER)
             row["at_384"] = {"params": larger.params, "macs": larger.macs, "activations": larger.activations}
         rows.append(row)

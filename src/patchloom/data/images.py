@@ -31,7 +31,9 @@ def read_image(path: str | PathLike[str]) -> Image.Image:
 
 def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):  # 16 bits a pixel, which Pillow would cut off at 255 instead of scaling
-        image = Image.fromarray((np.asarray(image) // 257).clip(0, 255).astype(np.uint8))
+        pixels = np.asarray(image)
+        wide = image.mode != "I" or pixels.max() > 255
+        image = Image.fromarray((pixels // (257 if wide else 1)).clip(0, 255).astype(np.uint8))
     return image.convert("RGB")
 
 
@@ -44,8 +46,10 @@ def prepare(image: Image.Image, how: Preprocessing) -> Tensor:
         raise PatchloomError(f"This network takes {len(how.mean)} channels; a photo has 3.")
     height, width = how.img_size
     covered = (int(height / how.crop_ratio), int(width / how.crop_ratio))
-    scale = max(covered[0] / image.height, covered[1] / image.width)
-    size = (max(covered[1], int(image.width * scale)), max(covered[0], int(image.height * scale)))
+    if covered[0] * image.width >= covered[1] * image.height:  # the height is the tighter side
+        size = (covered[0] * image.width // image.height, covered[0])
+    else:
+        size = (covered[1], covered[1] * image.height // image.width)
     resized = image.resize(size, _FILTERS[how.interpolation])
     left, top = round((size[0] - width) / 2), round((size[1] - height) / 2)
     pixels = np.asarray(resized.crop((left, top, left + width, top + height)), dtype=np.float32) / 255

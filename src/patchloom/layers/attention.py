@@ -9,19 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchloom.layers.inplace import eager_inference
+from patchloom.layers.inplace import eager_inference, replaceable
 
 
 class Attention(nn.Module):
     """What the three forms share: heads, the product itself, and recording of the map."""
 
     role = "attention"
-    record: Callable[[Tensor], None] | None = None  # set by capture_attention; asks for the plain form
+    recorders: tuple[Callable[[Tensor], None], ...] = ()  # set by capture_attention; they ask for the plain form
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
@@ -47,10 +48,11 @@ class Attention(nn.Module):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The fast form, or the plain one when the map is being recorded."""
-        if self.record is None:
+        if not self.recorders:
             return self.attend_fast(q, k, v)
         out, weights = self.attend_plain(q, k, v)
-        self.record(weights)
+        for record in self.recorders:
+            record(weights)
         return out
 
     def extra_repr(self) -> str:
@@ -58,18 +60,22 @@ class Attention(nn.Module):
 
 
 class SelfAttention(Attention):
-    """Multi-head self-attention, q, k and v from one Linear. `queries=k`: only the first k tokens ask, all answer."""
+    """Multi-head self-attention, q, k and v from one Linear.
+
+    With `queries=k` only the first k tokens are given out, and only they ask; a recorded map is still that of all.
+    """
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__(dim, heads)
         self.qkv = nn.Linear(dim, 3 * dim)
 
     def forward(self, x: Tensor, queries: int | None = None) -> Tensor:
-        if queries is None:
-            q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
-        else:
+        if queries is not None and not self.recorders and replaceable(self.qkv, nn.Linear):
             q, k, v = self._project_few(x, queries)
-        return self.proj(self.join_heads(self.attend(q, k, v)))
+        else:
+            q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        attended = self.join_heads(self.attend(q, k, v))
+        return self.proj(attended if queries is None else attended[:, :queries])
 
     def _project_few(self, x: Tensor, queries: int) -> tuple[Tensor, Tensor, Tensor]:
         dim = x.shape[-1]
@@ -103,9 +109,11 @@ class TalkingHeadsAttention(SelfAttention):
         The first bias shifts every score of a query alike, which softmax cancels: it is left out. The second one
         adds bias * sum(v), which needs no pass over the scores.
         """
+        if not (replaceable(self.proj_l, nn.Linear) and replaceable(self.proj_w, nn.Linear)):
+            return self.attend_plain(q, k, v)[0]
         mix = talking_heads_by_image if q.is_cpu and eager_inference() else talking_heads
         shift = self.proj_w.bias[:, None, None] * v.sum(dim=-2, keepdim=True)
-        if torch.is_grad_enabled():  # no effect, but a gradient of zero: distributed training waits for one
+        if not eager_inference():  # no effect, but a gradient of zero: distributed training waits for one
             shift = shift + 0 * self.proj_l.bias[:, None, None]
         return mix(q, k, v, self.proj_l.weight * self.scale, self.proj_w.weight, shift)
 
@@ -168,20 +176,16 @@ def capture_attention(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     """
     maps: dict[str, Tensor] = {}
     layers = {name: module for name, module in model.named_modules() if isinstance(module, Attention)}
-    before = {name: layer.record for name, layer in layers.items()}
-
-    def recorder(name: str) -> Callable[[Tensor], None]:
-        def record(weights: Tensor) -> None:
-            maps[name] = weights
-            if outer := before[name]:  # a capture around this one
-                outer(weights)
-
-        return record
-
+    recorders = {name: partial(maps.__setitem__, name) for name in layers}
     for name, layer in layers.items():
-        layer.record = recorder(name)
+        layer.recorders = (*layer.recorders, recorders[name])
     try:
         yield maps
     finally:
         for name, layer in layers.items():
-            layer.record = before[name]
+            layer.recorders = tuple(record for record in layer.recorders if record is not recorders[name])
+
+
+def recording(module: nn.Module) -> bool:
+    """Whether the maps of any attention in `module` are being captured."""
+    return any(layer.recorders for layer in module.modules() if isinstance(layer, Attention))

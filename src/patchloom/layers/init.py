@@ -45,7 +45,7 @@ def init_fixup(blocks: nn.ModuleList, *heads: nn.Module) -> None:
 @torch.no_grad()
 def init_t_fixup(blocks: nn.ModuleList) -> None:
     """T-Fixup (Huang et al. 2020), encoder: Xavier start; values, output projections and FFN weights are scaled by
-    0.67 N^(-1/4), with N blocks."""
+    0.67 N^(-1/4), with N blocks. Its factor for tables of word embeddings has nothing to act on here."""
     factor = 0.67 * len(blocks) ** -0.25
     for module in blocks.modules():
         if isinstance(module, FFN):

@@ -1,4 +1,7 @@
-"""Writing over what nobody will look at again: in inference, fresh memory is what wide activations wait for."""
+"""When a layer may take a short cut: write over what nobody will look at again, compute from the weights of another.
+
+In inference, fresh memory is what wide activations wait for.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,18 @@ def unseen(layer: nn.Module) -> bool:
 
     So without gradients, outside torch.compile, and with no hook on the layer that may have kept it.
     """
-    if not eager_inference():
-        return False
+    return eager_inference() and not any(_hooked(module) for module in layer.modules())
+
+
+def replaceable(layer: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether computing from a layer's weights is the same as calling it: it is plain, not a quantised, adapted or
+    parametrised stand-in, and has no hook."""
+    return type(layer) is kind and not _hooked(layer)
+
+
+def _hooked(layer: nn.Module) -> bool:
     hooks = (layer._forward_hooks, layer._forward_pre_hooks, _global_forward_hooks, _global_forward_pre_hooks)
-    return not any(hooks)
+    return any(hooks)
 
 
 def gelu(x: Tensor, made_by: nn.Module) -> Tensor:

@@ -12,6 +12,8 @@ from torch.nn import functional as F
 
 from patchloom.layers.inplace import gelu, unseen
 
+SQUEEZE = 0.25  # of the width, in PatchConvNet's squeeze-excite
+
 
 class CrossPatchLinear(nn.Linear):
     """A Linear over patches: out[:, i] = sum_j W[i, j] x[:, j] + b[i] (ResMLP Eq. 4.2)."""
@@ -98,7 +100,7 @@ class ConvBranch(nn.Module):
         super().__init__()
         self.expand = Pointwise(dim, dim)
         self.depthwise = nn.Conv2d(dim, dim, 3, padding=1, groups=dim)
-        self.squeeze_excite = SqueezeExcite(dim, round(dim * 0.25))
+        self.squeeze_excite = SqueezeExcite(dim, round(dim * SQUEEZE))
         self.project = Pointwise(dim, dim)
 
     def plain(self, x: Tensor) -> Tensor:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from math import log2
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from patchloom.errors import PatchloomError
-from patchloom.layers.inplace import gelu
+from patchloom.layers.inplace import gelu, replaceable
 from patchloom.layers.norms import make_norm
 
 
@@ -48,6 +46,8 @@ class LinearStem(Stem):
 
     def forward(self, images: Tensor) -> Tensor:
         """The pixels of each patch in a row, then one matrix product: faster than a convolution of stride = kernel."""
+        if not replaceable(self.proj, nn.Conv2d):
+            return self.plain(images)
         weight, bias = self.proj.weight, self.proj.bias
         side = weight.shape[-1]
         grid = images.unflatten(3, (-1, side)).unflatten(2, (-1, side))  # (B, C, rows, side, columns, side)
@@ -70,6 +70,19 @@ def stem_norm(kind: str, dim: int) -> nn.Module:
     return nn.BatchNorm2d(dim) if kind == "batch" else MapNorm(kind, dim)
 
 
+_STRIDES = {
+    "hmlp": {16: (4, 2, 2), 8: (4, 2), 4: (4,), 2: (2,)},
+    "conv": {16: (2, 2, 2, 2), 8: (2, 2, 2), 4: (2, 2), 2: (2,)},
+}
+
+
+def stem_strides(kind: str, patch_size: int) -> tuple[int, ...]:
+    """The strides of the convolutions of an hMLP or convolutional stem; their product is the patch."""
+    if patch_size not in _STRIDES[kind]:
+        raise PatchloomError(f"The {kind} stem has patches of 16, 8, 4 or 2 pixels, not {patch_size}.")
+    return _STRIDES[kind][patch_size]
+
+
 class HMLPStem(Stem):
     """Patches grow 4 -> 8 -> 16 without ever overlapping, so a masked patch masks one token ("Three things", sec. 5).
 
@@ -77,41 +90,33 @@ class HMLPStem(Stem):
     BatchNorm shares its statistics among patches: independence holds in eval mode, or with LayerNorm.
     """
 
-    STRIDES = {16: (4, 2, 2), 8: (4, 2), 4: (4,), 2: (2,)}
-
     def __init__(self, in_chans: int, dim: int, patch_size: int, norm: str = "batch") -> None:
-        if patch_size not in self.STRIDES:
-            raise PatchloomError(f"The hMLP stem has patches of 16, 8, 4 or 2 pixels, not {patch_size}.")
-        strides = self.STRIDES[patch_size]
+        strides = stem_strides("hmlp", patch_size)
         widths = [in_chans] + [dim // 4] * (len(strides) - 1) + [dim]
         layers: list[nn.Module] = []
         for stride, inputs, outputs in zip(strides, widths[:-1], widths[1:], strict=True):
             layers += [nn.Conv2d(inputs, outputs, stride, stride), stem_norm(norm, outputs), nn.GELU()]
-        super().__init__(_channels_last(nn.Sequential(*layers[:-1])))
+        super().__init__(nn.Sequential(*layers[:-1]))
 
 
 class ConvStem(Stem):
     """3 x 3 convolutions of stride 2, the width doubling up to D, GELU between (PatchConvNet: no norm, no bias)."""
 
     def __init__(self, in_chans: int, dim: int, patch_size: int, norm: str = "none") -> None:
-        stages = int(log2(patch_size))
-        if 2**stages != patch_size or not 1 <= stages <= 4:
-            raise PatchloomError(f"The convolutional stem has patches of 16, 8, 4 or 2 pixels, not {patch_size}.")
+        stages = len(stem_strides("conv", patch_size))
         widths = [in_chans] + [dim // 2 ** (stages - 1 - i) for i in range(stages)]
         layers: list[nn.Module] = []
         for inputs, outputs in pairwise(widths):
             layers.append(nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=False))
             layers += [] if norm == "none" else [stem_norm(norm, outputs)]
             layers.append(nn.GELU())
-        super().__init__(_channels_last(nn.Sequential(*layers[:-1])))
-
-
-def _channels_last(module: Any) -> nn.Module:
-    return module.to(memory_format=torch.channels_last)
+        super().__init__(nn.Sequential(*layers[:-1]))
 
 
 def make_stem(kind: str, in_chans: int, dim: int, patch_size: int, norm: str = "none") -> Stem:
     """The stem called `kind`: linear, hmlp or conv."""
+    if kind != "linear" and dim < 8:
+        raise PatchloomError(f"The {kind} stem needs a dim of at least 8, not {dim}: its first stages are narrower.")
     if kind == "linear":
         return LinearStem(in_chans, dim, patch_size)
     return {"hmlp": HMLPStem, "conv": ConvStem}[kind](in_chans, dim, patch_size, norm)

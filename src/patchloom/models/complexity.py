@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import log2
 from typing import Any
 
 from torch import nn
 
+from patchloom.layers.mixing import SQUEEZE
 from patchloom.layers.residual import Gate
-from patchloom.layers.stems import HMLPStem
+from patchloom.layers.stems import stem_strides
 from patchloom.models.config import Config, ImageSize, as_size
 from patchloom.models.convnet import ConvNetConfig, trunk_complexity
+from patchloom.models.network import unwrapped
 from patchloom.models.patchconvnet import PatchConvNetConfig, PoolConfig
 from patchloom.models.registry import find_config
 from patchloom.models.resmlp import ResmlpConfig
@@ -41,7 +42,9 @@ class Complexity:
 
 def complexity(model: nn.Module | Config | str, img_size: ImageSize | None = None) -> Complexity:
     """The cost of a model, a config or a name, for one image of `img_size` (the model's own by default)."""
-    config: Any = find_config(model) if isinstance(model, str) else getattr(model, "config", model)
+    config: Any = find_config(model) if isinstance(model, str) else model
+    if not isinstance(config, Config):
+        config = unwrapped(model).config
     if img_size is not None:
         config = config.replace(img_size=as_size(img_size))
     return _COUNT[type(config)](config)
@@ -94,7 +97,7 @@ def _resmlp(config: ResmlpConfig) -> Complexity:
 
 def _patchconvnet(config: PatchConvNetConfig) -> Complexity:
     dim, patches = config.dim, config.patches
-    reduced = round(dim * 0.25)
+    reduced = round(dim * SQUEEZE)
     branch = 2 * linear(dim, dim, patches) + conv(dim, dim, 3, config.grid, groups=dim)
     squeeze = linear(dim, reduced) + linear(reduced, dim)
     return _stem(config) + config.depth * (vector(3 * dim) + branch + squeeze) + _pooled_head(config)
@@ -119,7 +122,7 @@ def _stem(config: Config, norm: str = "none") -> Complexity:
     kind, dim, patch = getattr(config, "stem", "linear"), config.dim, config.patch_size
     if kind == "linear":
         return conv(config.in_chans, dim, patch, config.grid)
-    strides = HMLPStem.STRIDES[patch] if kind == "hmlp" else (2,) * int(log2(patch))
+    strides = stem_strides(kind, patch)
     total, (height, width), inputs = Complexity(), config.img_size, config.in_chans
     for i, stride in enumerate(strides):
         left = len(strides) - 1 - i

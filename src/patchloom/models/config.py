@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 from collections.abc import Iterable
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 from patchloom.errors import PatchloomError, did_you_mean
@@ -33,7 +35,9 @@ class Config:
         object.__setattr__(self, "img_size", as_size(self.img_size))
         hints = get_type_hints(type(self))
         for field in dataclasses.fields(self):
-            _check(self.name, field, getattr(self, field.name), hints[field.name])
+            value = _plain_number(getattr(self, field.name))
+            _check(self.name, field, value, hints[field.name])
+            object.__setattr__(self, field.name, value)
         if not 0 <= self.drop_path < 1:
             raise PatchloomError(f"The drop_path of {self.name} must be at least 0 and below 1, not {self.drop_path}.")
         if int(self.dim * getattr(self, "mlp_ratio", 1)) < 1:
@@ -72,7 +76,8 @@ class Config:
 
 def as_size(size: Any) -> tuple[int, int]:
     """(height, width) from one number or a pair."""
-    pair = (size, size) if isinstance(size, int) else tuple(size) if isinstance(size, tuple | list) else ()
+    sides = size if isinstance(size, tuple | list) else (size, size)
+    pair = tuple(_plain_number(side) for side in sides)
     if len(pair) != 2 or not all(isinstance(side, int) and not isinstance(side, bool) and side > 0 for side in pair):
         raise PatchloomError(f"An image size is a whole number or (height, width), not {size!r}.")
     return pair
@@ -93,6 +98,13 @@ def check_heads(config: Any) -> None:
         raise PatchloomError(f"The dim of {config.name}, {config.dim}, must be divisible by its heads, {config.heads}.")
 
 
+def _plain_number(value: Any) -> Any:
+    """numpy's numbers as Python's, so that a config is plain JSON."""
+    if isinstance(value, bool | int | float) or not isinstance(value, Real):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
+
+
 def _check(model: str, field: dataclasses.Field[Any], value: Any, hint: Any) -> None:
     least = field.metadata.get("least", 1)
     if not _fits(value, hint) or (hint is int and value < least):
@@ -111,7 +123,7 @@ def _fits(value: Any, hint: Any) -> bool:
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
     if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and value == value
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     return isinstance(value, hint)
 
 

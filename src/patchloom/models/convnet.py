@@ -52,14 +52,15 @@ class ConvNet(Network):
     config: ConvNetConfig
 
     def __init__(self, config: ConvNetConfig) -> None:
-        stem = TimmStem(config.trunk, config.in_chans, config.drop_path)
-        if stem.trunk.num_features != config.dim:
-            raise PatchloomError(
-                f"The dim of {config.name} is its trunk's: {stem.trunk.num_features}, not {config.dim}."
-            )
+        for option, own in {**trunk_shape(config.trunk), "depth": 0}.items():
+            if getattr(config, option) != own:
+                raise PatchloomError(
+                    f"The {option} of {config.name} is that of its trunk {config.trunk}: {own}, not "
+                    f"{getattr(config, option)}. Another trunk has a name of its own: TRUNK_attention_pool."
+                )
         super().__init__(
             config,
-            stem=stem,
+            stem=TimmStem(config.trunk, config.in_chans, config.drop_path),
             class_tokens=config.prefix_tokens,
             per_class=config.queries == "per_class",
             pool=pool_stage(config),
@@ -95,8 +96,11 @@ def trunk_shape(trunk: str) -> dict[str, Any]:
     if not timm.is_model(trunk):
         raise PatchloomError(f"timm has no model {trunk!r}.{did_you_mean(trunk, timm.list_models())}")
     shape = _probe(trunk, 3)[1]
-    if len(shape) != 4 or shape[2] != shape[3] or shape[2] == 1:
-        raise PatchloomError(f"timm's {trunk!r} gives no map (batch, channels, height, width) to pool, but {shape}.")
+    if len(shape) != 4 or shape[2] != shape[3] or shape[2] == 1 or 224 % shape[2]:
+        raise PatchloomError(
+            f"timm's {trunk!r} gives no map (batch, channels, height, width) to pool "
+            f"whose cells tile an image of 224 pixels, but {shape}."
+        )
     return {"dim": shape[1], "patch_size": 224 // shape[2]}
 
 
@@ -110,7 +114,7 @@ def _probe(trunk: str, in_chans: int) -> tuple[tuple[int, int, int], tuple[int, 
         counts[1] += output.numel()
 
     with torch.device("meta"):
-        model = TimmStem(trunk, in_chans, 0.0).trunk
+        model = TimmStem(trunk, in_chans, 0.0).trunk.eval()
         for module in model.modules():
             if isinstance(module, nn.Conv2d | nn.Linear):
                 module.register_forward_hook(count)

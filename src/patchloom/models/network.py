@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from patchloom.errors import PatchloomError
-from patchloom.layers.attention import Attention
+from patchloom.layers.attention import recording
 from patchloom.layers.init import init_module, trunc_normal
 from patchloom.layers.residual import Block
 from patchloom.models.config import Config, check_divisible
@@ -72,7 +72,8 @@ class Network(nn.Module):
 
     Prefix tokens (class, distillation, or one a class) join the trunk before block `join_at`; with `join_at=None`
     they meet the patches only in the `pool` stage, whose blocks update them and leave the patches as they are.
-    Without prefix tokens the patches are averaged. `positions` counts the prefix tokens that have a position too.
+    Without prefix tokens the patches are averaged. `position_prefix` prefix tokens have a position too; with None
+    there are no positions at all.
     """
 
     ROLES = {
@@ -83,9 +84,9 @@ class Network(nn.Module):
         "head_distill": "head",
     }
 
-    class_token: nn.Parameter  # None where the family has none, as for the next two
-    distill_token: nn.Parameter
-    positions: nn.Parameter
+    class_token: nn.Parameter | None
+    distill_token: nn.Parameter | None
+    positions: nn.Parameter | None
     maps = False  # the trunk works on maps (B, height, width, D) instead of tokens
     load_report: Any = None  # set by patchloom.load
     gradient_checkpointing = False  # recompute each block in the backward pass instead of keeping its activations
@@ -95,7 +96,7 @@ class Network(nn.Module):
         config: Config,
         *,
         stem: nn.Module,
-        positions: int | None = None,
+        position_prefix: int | None = None,
         class_tokens: int = 0,
         per_class: bool = False,
         distilled: bool = False,
@@ -109,14 +110,13 @@ class Network(nn.Module):
         self.preprocessing = default_preprocessing(config.family, config.img_size, config.in_chans)
         self.class_names: tuple[str, ...] | None = None
         self.join_at = join_at
-        self.position_prefix = positions or 0
+        self.position_prefix = position_prefix or 0
         self.per_class = per_class
         self.stem = stem
         self.register_parameter("class_token", _tokens(class_tokens, config.dim))
         self.register_parameter("distill_token", _tokens(int(distilled), config.dim))
-        self.register_parameter(
-            "positions", _tokens(0 if positions is None else positions + config.patches, config.dim)
-        )
+        positions = 0 if position_prefix is None else position_prefix + config.patches
+        self.register_parameter("positions", _tokens(positions, config.dim))
         self.blocks = nn.ModuleList(blocks)
         self.pool = nn.ModuleList(pool)
         self.norm = norm
@@ -142,12 +142,12 @@ class Network(nn.Module):
         """A fresh head for other classes; with one query a class, fresh queries too."""
         self.config = self.config.replace(num_classes=num_classes)
         self.class_names = None
-        if self.per_class:
+        if self.per_class and self.class_token is not None:
             self.class_token = nn.Parameter(self.class_token.new_empty(1, num_classes, self.config.dim))
             trunc_normal(self.class_token)
         old = next(self.head.parameters())
         self._make_heads(num_classes)
-        for head in self.heads:
+        for head in self.output_heads:
             head.apply(init_module)
             head.to(old)
 
@@ -174,7 +174,7 @@ class Network(nn.Module):
 
     def _read(self, images: Tensor) -> Tensor:
         """What the heads read: the prefix tokens, or the average of the patches."""
-        tokens, layout = self._tokens(images, whole=self._recording())
+        tokens, layout = self._tokens(images, whole=False)
         if layout.prefix:
             return self.norm(tokens[:, : layout.prefix])
         return self.norm(tokens).mean(dim=1, keepdim=True)
@@ -202,36 +202,36 @@ class Network(nn.Module):
         return x, layout
 
     def _run(self, block: nn.Module, x: Tensor, queries: int | None) -> Tensor:
-        if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
+        checkpointing = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
+        if checkpointing and not recording(block):  # a capture may be over when the backward pass computes anew
             return checkpoint(block, x, queries, use_reentrant=False)
         return block(x, queries)
 
     def _prefix(self, x: Tensor) -> Tensor:
         """The prefix tokens with their positions, (B, prefix, D)."""
         prefix = torch.cat(self._prefix_parameters(), dim=1)
-        if self.position_prefix:
+        if self.positions is not None and self.position_prefix:
             prefix = prefix + self.positions[:, : self.position_prefix]
         return prefix.expand(x.shape[0], -1, -1)
 
     def _prefix_parameters(self) -> list[Tensor]:
         return [token for token in (self.class_token, self.distill_token) if token is not None]
 
-    def _recording(self) -> bool:
-        """Maps of the last block are wanted for every token."""
-        return any(module.record is not None for module in self.modules() if isinstance(module, Attention))
-
     def _check_images(self, images: Tensor) -> TokenLayout:
         config = self.config
-        if images.ndim != 4 or images.shape[1] != config.in_chans:
+        if not isinstance(images, Tensor):
+            raise PatchloomError(f"{config.name} takes a tensor of images, not {type(images).__name__}.")
+        if images.ndim != 4 or images.shape[1] != config.in_chans or 0 in images.shape[2:]:
             raise PatchloomError(
                 f"{config.name} takes images of shape (batch, {config.in_chans} channels, height, width), "
                 f"not {tuple(images.shape)}."
             )
-        if not images.is_floating_point():
-            raise PatchloomError(f"{config.name} takes normalised float images, not {images.dtype}.")
+        own = next(self.parameters()).dtype
+        if not images.is_floating_point() or (images.dtype == torch.float64 and own != torch.float64):
+            raise PatchloomError(f"{config.name} takes normalised images of {own}, not {images.dtype}.")
         size = (images.shape[2], images.shape[3])
         check_divisible(size, config.patch_size, f"An image for {config.name}")
-        if size != config.img_size and not self._takes_any_size():
+        if not self._takes_any_size() and size != config.img_size:  # in this order an export keeps sizes free
             raise PatchloomError(
                 f"This {config.name} was made for images of {config.img_size[0]} x {config.img_size[1]}, "
                 f"not {size[0]} x {size[1]}: make or load it with img_size={size}."
@@ -246,7 +246,7 @@ class Network(nn.Module):
         self.head_distill = None if self.distill_token is None else nn.Linear(self.config.dim, num_classes)
 
     @property
-    def heads(self) -> list[nn.Module]:
+    def output_heads(self) -> list[nn.Module]:
         return [head for head in (self.head, self.head_distill) if head is not None]
 
     def init_weights(self) -> None:
@@ -256,6 +256,25 @@ class Network(nn.Module):
         for tokens in (self.class_token, self.distill_token, self.positions):
             if tokens is not None:
                 trunc_normal(tokens)
+
+
+def check_class_names(names: Any, num_classes: int) -> tuple[str, ...]:
+    """Class names in the order of the logits."""
+    sound = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
+    if not sound or len(names) != num_classes:
+        what = f"{len(names)} names" if sound else repr(names)[:80]
+        raise PatchloomError(f"The class names of {num_classes} classes are a list of {num_classes} words, not {what}.")
+    return tuple(names)
+
+
+def unwrapped(model: Any) -> Network:
+    """The network inside what torch.compile, data-parallel training and weight averaging make of it."""
+    inner = model
+    while not isinstance(inner, Network):
+        inner = getattr(inner, "_orig_mod", getattr(inner, "module", None))
+        if inner is None:
+            raise PatchloomError(f"A network of patchloom is needed, not {type(model).__name__}.")
+    return inner
 
 
 def _tokens(count: int, dim: int) -> nn.Parameter | None:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any
 
+from patchloom.errors import PatchloomError
+from patchloom.models.config import as_size
+
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+INTERPOLATIONS = ("bicubic", "bilinear", "nearest", "lanczos")
 CROP_RATIO = {"cait": 1.0, "deit3": 1.0, "patchconvnet": 1.0, "resmlp": 0.9}  # at test time; DeiT and others 0.875
 
 
@@ -21,13 +26,37 @@ class Preprocessing:
     crop_ratio: float = 0.875
     interpolation: str = "bicubic"
 
+    def __post_init__(self) -> None:
+        size = as_size(self.img_size)
+        numbers = (self.mean, self.std, (self.crop_ratio,))
+        sound = all(isinstance(row, tuple) and all(_is_number(value) for value in row) for row in numbers)
+        if not sound or len(self.mean) != len(self.std) or min((*self.std, self.crop_ratio)) <= 0:
+            raise PatchloomError(
+                f"Preprocessing needs a mean and a positive std a channel and a positive crop_ratio, not "
+                f"{self.mean}, {self.std} and {self.crop_ratio}."
+            )
+        if self.interpolation not in INTERPOLATIONS:
+            raise PatchloomError(
+                f"An image is resized by {', '.join(INTERPOLATIONS)} interpolation, not {self.interpolation!r}."
+            )
+        object.__setattr__(self, "img_size", size)
+
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Preprocessing:
-        known: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
-        return cls(**known)
+    def from_json(cls, values: Any) -> Preprocessing:
+        known = {field.name for field in dataclasses.fields(cls)}
+        if not isinstance(values, dict) or set(values) - known:
+            raise PatchloomError(f"Preprocessing is described by {', '.join(sorted(known))}, not by {values!r}.")
+        plain: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
+        }
+        return cls(**plain)
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def default_preprocessing(family: str, img_size: tuple[int, int], in_chans: int) -> Preprocessing:

@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+import torch
+
 from patchloom.errors import PatchloomError, did_you_mean
 from patchloom.models.config import Config, ImageSize, as_size
+from patchloom.models.network import Network
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class Entry:
 
 _ENTRIES: dict[str, Entry] = {}
 _PATTERNS: list[tuple[re.Pattern[str], Callable[..., Config]]] = []
-_BUILDERS: dict[str, tuple[type[Config], Callable[[Any], Any]]] = {}
+_BUILDERS: dict[str, tuple[type[Config], Callable[[Any], Network]]] = {}
 
 
 def register(config: Config, paper: Paper) -> None:
@@ -43,13 +46,15 @@ def register_pattern(pattern: str, make: Callable[..., Config]) -> None:
     _PATTERNS.append((re.compile(pattern), make))
 
 
-def register_architecture(config: type[Config], network: Callable[[Any], Any]) -> None:
+def register_architecture(config: type[Config], network: Callable[[Any], Network]) -> None:
     """What builds a network from a config of this type."""
     _BUILDERS[config.architecture] = (config, network)
 
 
 def entries(pattern: str = "*") -> list[Entry]:
     """The listed models whose names match a shell pattern, in the order of the papers."""
+    if not isinstance(pattern, str):
+        raise PatchloomError(f"Models are listed by a pattern such as 'cait_*', not {pattern!r}.")
     return [entry for name, entry in _ENTRIES.items() if fnmatchcase(name, pattern)]
 
 
@@ -60,6 +65,8 @@ def list_models(pattern: str = "*") -> list[str]:
 
 def find_config(name: str) -> Config:
     """The config that a name stands for; an unknown name is refused with the nearest known."""
+    if not isinstance(name, str):
+        raise PatchloomError(f"A model is called by its name, not by {name!r}.")
     if name in _ENTRIES:
         return _ENTRIES[name].config
     for pattern, make in _PATTERNS:
@@ -70,26 +77,29 @@ def find_config(name: str) -> Config:
     )
 
 
-def config_from_json(values: dict[str, Any]) -> Config:
+def config_from_json(values: Any) -> Config:
     """The inverse of Config.to_json."""
+    if not isinstance(values, dict):
+        raise PatchloomError(f"A network is described by an object of options, not by {values!r}.")
     values = dict(values)
     architecture = values.pop("architecture", None)
-    if architecture not in _BUILDERS:
+    if not isinstance(architecture, str) or architecture not in _BUILDERS:
         raise PatchloomError(
             f"The file describes a network of architecture {architecture!r}; known: {sorted(_BUILDERS)}."
         )
     kind = _BUILDERS[architecture][0]
-    return kind().replace(**{**values, "img_size": as_size(values["img_size"])})
+    return kind().replace(**{**values, "img_size": as_size(values.get("img_size"))})
 
 
-def build(config: Config) -> Any:
+@torch.inference_mode(False)  # what is built under inference_mode could never be trained
+def build(config: Config) -> Network:
     """The network that a config describes."""
     return _BUILDERS[config.architecture][1](config)
 
 
 def create_model(
     name: str, num_classes: int = 1000, img_size: ImageSize | None = None, in_chans: int = 3, **options: Any
-) -> Any:
+) -> Network:
     """A network by name, with fresh weights.
 
     `img_size` is a number or (height, width), the model's own by default. Further options are the fields of its

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
+from patchloom.models.network import unwrapped
+
 ROLES = ("stem", "position", "token", "attention", "mixing", "ffn", "norm", "scale", "pool", "head")
 
 _NORMS = (nn.LayerNorm, nn.modules.batchnorm._BatchNorm)
@@ -15,7 +17,9 @@ def parameter_roles(model: nn.Module) -> dict[str, str]:
     A layer declares its role; the outermost declaration on the way from the network to the parameter counts, so the
     norms inside a stem are "stem".
     """
-    return {name: _role(model, name) for name, _ in model.named_parameters()}
+    network = unwrapped(model)
+    roles = {id(parameter): _role(network, name) for name, parameter in network.named_parameters()}
+    return {name: roles[id(parameter)] for name, parameter in model.named_parameters()}
 
 
 def _role(model: nn.Module, name: str) -> str:

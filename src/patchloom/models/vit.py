@@ -119,21 +119,26 @@ class VisionTransformer(Network):
         super().__init__(
             config,
             stem=make_stem(config.stem, config.in_chans, config.dim, config.patch_size, config.stem_norm),
-            positions=config.position_prefix,
+            position_prefix=config.position_prefix,
             class_tokens=int(config.prefix_tokens > 0),
             distilled=config.distilled,
             join_at=config.class_token_at if config.aggregation == "class_token" else None,
             blocks=[_trunk_block(config, rate) for rate in config.drop_path_rates],
             pool=[_class_block(config) for _ in range(config.class_depth if staged else 0)],
-            norm=make_norm("layer", config.dim),
+            norm=make_norm(config.norm, config.dim),
         )
 
     def init_weights(self) -> None:
         super().init_weights()
         if self.config.scale == "fixup":
-            init_fixup(self.blocks, *self.heads)
+            init_fixup(self.blocks, *self.output_heads)
         elif self.config.scale == "t-fixup":
             init_t_fixup(self.blocks)
+
+    def reset_head(self, num_classes: int) -> None:
+        super().reset_head(num_classes)
+        if self.config.scale == "fixup":
+            init_fixup(nn.ModuleList(), *self.output_heads)
 
 
 def _trunk_block(config: VitConfig, drop_path: float) -> Block:
@@ -154,7 +159,7 @@ def _class_block(config: VitConfig) -> Block:
 
     def residual(layer: nn.Module) -> Residual:
         scale = make_scale(config) if config.class_scale else None
-        return Residual([Branch(make_norm("layer", config.dim), layer, scale)])
+        return Residual([Branch(make_norm(config.norm, config.dim), layer, scale)])
 
     attention = ClassAttention(config.dim, config.heads, config.class_in_keys)
     return Block(residual(attention), residual(FFN(config.dim, int(config.dim * config.mlp_ratio))))
@@ -162,7 +167,7 @@ def _class_block(config: VitConfig) -> Block:
 
 def _norm(config: VitConfig) -> nn.Module:
     """ReZero, SkipInit, Fixup and T-Fixup were published without pre-norm; CaiT puts it back so that they converge."""
-    return make_norm("none" if config.scale_form == "published" else "layer", config.dim)
+    return make_norm("none" if config.scale_form == "published" else config.norm, config.dim)
 
 
 def make_scale(config: VitConfig) -> Scale:

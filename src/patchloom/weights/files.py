@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -36,21 +35,22 @@ class Checkpoint:
 
 def read(path: Path) -> Checkpoint:
     """Read a .safetensors file, or a .pth, .pt or .bin file with weights_only=True."""
-    if not path.is_file():
-        what = "is a folder" if path.is_dir() else "does not exist"
-        raise PatchloomError(f"{path} {what}; weights are a .safetensors or .pth file.")
     try:
+        if not path.is_file():
+            what = "is a folder" if path.is_dir() else "does not exist"
+            raise PatchloomError(f"{path} {what}; weights are a .safetensors or .pth file.")
         if path.suffix == ".safetensors":
             return _read_safetensors(path)
         return Checkpoint(str(path), unwrap(_read_pickle(path), str(path)))
     except OSError as error:
-        raise PatchloomError(f"{path} cannot be read: {error}.") from error
+        raise PatchloomError(f"{str(path)[:200]} cannot be read: {error.strerror}.") from error
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
     """Write a .safetensors file beside `path`, then move it into place."""
     if path.suffix != ".safetensors":
         raise PatchloomError(f"patchloom writes .safetensors files, not {path.name!r}.")
+    path = path.resolve()  # a link stays a link: its target is what is replaced
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -
             metadata={"format": "pt", METADATA_KEY: json.dumps(about)},
         )
         os.replace(aside, path)
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, RuntimeError, NotImplementedError) as error:  # the last two: tied or meta tensors
         raise PatchloomError(f"{path} cannot be written: {error}.") from error
     finally:
         with suppress(OSError):
@@ -77,6 +77,9 @@ def unwrap(content: Any, label: str) -> dict[str, Tensor]:
     for name, value in content.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
             raise PatchloomError(f"{label} is no state dict: {name!r} is {type(value).__name__}, not a tensor.")
+        if value.layout != torch.strided or value.is_quantized or value.is_meta:
+            kind = "quantised" if value.is_quantized else "without values" if value.is_meta else "sparse"
+            raise PatchloomError(f"{label}: {name!r} is {kind}; weights are plain tensors.")
     return {name.removeprefix("module."): tensor for name, tensor in content.items()}
 
 
@@ -86,8 +89,10 @@ def _read_safetensors(path: Path) -> Checkpoint:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
             metadata = file.metadata() or {}
         about = json.loads(metadata.get(METADATA_KEY, "{}"))
-    except (SafetensorError, json.JSONDecodeError) as error:
+    except (SafetensorError, json.JSONDecodeError, RecursionError) as error:
         raise PatchloomError(f"{path} is damaged or no safetensors file: {error}.") from error
+    if not isinstance(about, dict):
+        raise PatchloomError(f"{path} is damaged: what it says of itself is no object, but {about!r}.")
     return Checkpoint(str(path), unwrap(tensors, str(path)), about)
 
 
@@ -96,7 +101,9 @@ def _read_pickle(path: Path) -> Any:
         with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about pickle protocols; the official script's arguments are a Namespace
             return torch.load(path, map_location="cpu", weights_only=True)
-    except (UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, AttributeError, IndexError) as error:
+    except OSError:
+        raise
+    except Exception as error:  # whatever unpickling noise can raise
         raise PatchloomError(
             f"{path} is refused: it is damaged, or holds more than tensors, and unpickling it could run code. "
             f"If you trust it, save its state dict as safetensors where it was made."

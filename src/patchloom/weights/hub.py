@@ -31,12 +31,8 @@ def is_remote(source: str | PathLike[str]) -> bool:
         return False
     if source.startswith(_PREFIX):
         return True
-    suffix = Path(source).suffix
-    return (
-        bool(re.fullmatch(r"\w+\.\w+", source))
-        and suffix not in (".safetensors", ".pth", ".pt", ".bin")
-        and (not Path(source).exists())
-    )
+    tagged = re.fullmatch(r"\w{1,100}(\.\w{1,100})", source)
+    return tagged is not None and tagged[1] not in (".safetensors", ".pth", ".pt", ".bin") and not Path(source).exists()
 
 
 def published_tags(name: str) -> list[str]:
@@ -61,6 +57,13 @@ def timm_name(name: str) -> str | None:
     }.get(name)
 
 
+def is_ours(architecture: str) -> bool:
+    """Whether a network of timm's is one of the house: those of the papers, and the plain ViTs that DeiT trains."""
+    base = re.sub(r"_\d+$", "", architecture)
+    plain = re.fullmatch(r"vit_(tiny|small|base|large|huge)_patch\d+", base)
+    return bool(plain) or base in {timm_name(name) for name in list_models()}
+
+
 def fetch(source: str, img_size: tuple[int, int] | None) -> Checkpoint:
     """Download, or find in the cache, what a tag or a hub repository holds."""
     if source.startswith(_PREFIX):
@@ -68,7 +71,7 @@ def fetch(source: str, img_size: tuple[int, int] | None) -> Checkpoint:
     cfg = _pretrained_cfg(source, img_size)
     checkpoint = _from_repository(cfg.hf_hub_id or f"timm/{cfg.architecture}.{cfg.tag}", source)
     if "preprocessing" not in checkpoint.about:
-        checkpoint.about["preprocessing"] = _preprocessing(cfg.to_dict())
+        checkpoint.about["preprocessing"] = _preprocessing(cfg.to_dict(), source)
         checkpoint.notes.clear()
     return checkpoint
 
@@ -76,15 +79,11 @@ def fetch(source: str, img_size: tuple[int, int] | None) -> Checkpoint:
 def _pretrained_cfg(source: str, img_size: tuple[int, int] | None) -> Any:
     """timm's entry for MODEL.TAG; of several resolutions the one asked for, else 224, else the smallest."""
     name, tag = source.split(".")
+    if name not in list_models() and not is_ours(name):
+        raise PatchloomError(f"There is no file and no model {name!r}.{did_you_mean(name, list_models())}")
     timm = import_timm()
-    if timm.is_model(name):
-        candidates = [full for full in timm.list_pretrained(f"{name}.*") if full == source]
-        known = timm.list_pretrained(f"{name}.*")
-    else:
-        if name not in list_models():
-            raise PatchloomError(f"There is no file and no model {name!r}.{did_you_mean(name, list_models())}")
-        known = published_tags(name)
-        candidates = [full for full in known if full.endswith(f".{tag}")]
+    known = published_tags(name) if name in list_models() else timm.list_pretrained(f"{name}.*")
+    candidates = [full for full in known if full.endswith(f".{tag}")]
     if not candidates:
         tags = sorted({full.split(".")[1] for full in known})
         there = f"its tags are {', '.join(tags)}" if tags else "timm's catalogue has none for it"
@@ -104,14 +103,27 @@ def _from_repository(repository: str, label: str) -> Checkpoint:
     if "preprocessing" in checkpoint.about:  # a file of ours says all itself
         return checkpoint
     try:
-        values = json.loads(_download(repository, ("config.json",), label).read_text())
+        path = _download(repository, ("config.json",), label)
     except PatchloomError as error:
         checkpoint.notes.append(f"preprocessing is the family's own, since there is no config.json: {error}")
         return checkpoint
+    values = _read_config(path, label)
+    if not is_ours(values.get("architecture", "deit_tiny_patch16_224")):
+        raise PatchloomError(f"{label} holds timm's {values['architecture']}, which is no network of the house.")
     if "pretrained_cfg" in values:
-        checkpoint.about["preprocessing"] = _preprocessing(values["pretrained_cfg"])
+        checkpoint.about["preprocessing"] = _preprocessing(values["pretrained_cfg"], label)
     checkpoint.about["class_names"] = values.get("label_names")
     return checkpoint
+
+
+def _read_config(path: Path, label: str) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text())
+    except ValueError as error:
+        raise PatchloomError(f"{label}: its config.json is damaged: {error}.") from error
+    if not isinstance(values, dict) or not isinstance(values.get("architecture", ""), str):
+        raise PatchloomError(f"{label}: its config.json describes no network.")
+    return values
 
 
 def _download(repository: str, filenames: tuple[str, ...], label: str) -> Path:
@@ -133,12 +145,15 @@ def _download(repository: str, filenames: tuple[str, ...], label: str) -> Path:
     raise PatchloomError(f"{label}: the repository {repository} has no {' and no '.join(filenames)}.")
 
 
-def _preprocessing(cfg: dict[str, Any]) -> dict[str, Any]:
-    """timm's words for it in ours."""
-    return {
-        "img_size": tuple(cfg["input_size"][1:]),
-        "mean": tuple(cfg["mean"]),
-        "std": tuple(cfg["std"]),
-        "crop_ratio": cfg["crop_pct"],
-        "interpolation": cfg["interpolation"],
-    }
+def _preprocessing(cfg: dict[str, Any], label: str) -> dict[str, Any]:
+    """timm's words for it in ours; "random" is a choice of its training, evaluated with bicubic."""
+    try:
+        return {
+            "img_size": tuple(cfg["input_size"][1:]),
+            "mean": tuple(cfg["mean"]),
+            "std": tuple(cfg["std"]),
+            "crop_ratio": cfg["crop_pct"],
+            "interpolation": "bicubic" if cfg["interpolation"] == "random" else cfg["interpolation"],
+        }
+    except (KeyError, TypeError) as error:
+        raise PatchloomError(f"{label}: its pretrained_cfg lacks a part or has a wrong one: {error}.") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import fields
 from math import isqrt, prod
 from typing import Any
@@ -15,8 +16,8 @@ from patchloom.models.patchconvnet import PatchConvNetConfig
 from patchloom.models.registry import entries
 from patchloom.models.resmlp import ResmlpConfig
 from patchloom.models.vit import VitConfig
+from patchloom.weights.layouts import State, count
 
-State = dict[str, Tensor]
 _MIX, _FFN = "mixing.branches.0.", "ffn.branches.0."
 _FREE = {  # what tensors do not tell, or what does not make another model
     *("name", "family", "num_classes", "img_size", "in_chans"),
@@ -30,13 +31,15 @@ class Parts:
 
     def __init__(self, state: State) -> None:
         self.state = state
+        self.notes: list[str] = []  # what was assumed
         self.trunk = self._any_block("blocks")
         self.pool = self._any_block("pool")
-        self.depth = self.count(r"blocks\.(\d+)\.")
-        self.class_depth = self.count(r"pool\.(\d+)\.") or 2
+        self.depth = count(state, r"blocks\.(\d+)\.")
+        self.class_depth = count(state, r"pool\.(\d+)\.") or 2
 
-    def count(self, pattern: str) -> int:
-        return max((int(match[1]) + 1 for name in self.state if (match := re.match(pattern, name))), default=0)
+    def mixes_by(self, *layers: str) -> bool:
+        """Whether the mixing of a trunk block has any of these layers or tensors."""
+        return any(name.startswith(f"{_MIX}fn.{layer}") for name in self.trunk for layer in layers)
 
     def _any_block(self, stage: str) -> State:
         matches = ((re.fullmatch(rf"{stage}\.\d+\.(.+)", name), tensor) for name, tensor in self.state.items())
@@ -52,30 +55,35 @@ class Parts:
         return any(name.startswith(("distill_token", "head_distill.")) for name in self.state)
 
 
-def infer_config(state: State, wanted: Any = None, source: Any = None, **hints: Any) -> Config:
-    """The config whose network holds these tensors.
+def infer_config(state: State, wanted: Any = None, source: Any = None, **hints: Any) -> tuple[Config, list[str]]:
+    """The config whose network holds these tensors, and notes of what had to be assumed.
 
     `wanted` is the image size asked for: a token count that fits it is taken as recorded at it, any other as a square;
     `source` (height, width) settles it. `hints` are options that tensors cannot tell.
     """
     parts = Parts(state)
-    for kind, marks, options in (
-        (PatchConvNetConfig, ("expand", "depthwise", "squeeze_excite"), _patchconvnet),
-        (VitConfig, ("qkv", "proj"), _vit),
-        (ResmlpConfig, ("weight", "bias", "conv", "fc1", "fc2"), _resmlp),
-        (ResmlpConfig, ("",), _resmlp),  # without mixing: any block
-    ):
-        if any(name.startswith(f"{_MIX}fn.{mark}" if mark else "") for name in parts.trunk for mark in marks):
-            kind.check_known(hints, "The network in the file")
-            return _named(kind(**{**options(parts, wanted, source, hints), **hints}))
-    raise PatchloomError(f"No known network has the tensors {', '.join(sorted(state)[:3])} ...")
+    if not parts.trunk:
+        raise PatchloomError(f"No known network has the tensors {', '.join(sorted(state)[:3])} ...")
+    kind, read = _reader(parts)
+    kind.check_known(hints, "The network in the file")
+    try:
+        options = read(parts, wanted, source, hints)
+    except IndexError as error:
+        raise PatchloomError(f"A tensor has fewer dimensions than its name promises ({error}).") from error
+    return _named(kind(**{**options, **hints}), hints), parts.notes
+
+
+def _reader(parts: Parts) -> tuple[type[Config], Callable[..., dict[str, Any]]]:
+    """The kind of network, told by what mixes its patches, and what reads its options."""
+    if parts.mixes_by("expand", "depthwise", "squeeze_excite"):
+        return PatchConvNetConfig, _patchconvnet
+    return (VitConfig, _vit) if parts.mixes_by("qkv", "proj") else (ResmlpConfig, _resmlp)
 
 
 def _vit(parts: Parts, wanted: Any, source: Any, hints: dict[str, Any]) -> dict[str, Any]:
     dim = _dim(parts)
     stem = _stem(parts.state, dim)
     staged, talking = bool(parts.pool), parts.trunk.get(f"{_MIX}fn.proj_l.bias")
-    talks = any(name.startswith((f"{_MIX}fn.proj_l", f"{_MIX}fn.proj_w")) for name in parts.trunk)
     # patches are averaged only where a hint says so: without it a class token that is not there is a missing one
     aggregation = hints.get("aggregation", "class_attention" if staged else "class_token")
     prefix = 1 + parts.distilled if aggregation == "class_token" else 0
@@ -87,9 +95,9 @@ def _vit(parts: Parts, wanted: Any, source: Any, hints: dict[str, Any]) -> dict[
         **stem,
         **_common(parts, dim),
         img_size=size,
-        heads=talking.shape[0] if talking is not None else _heads(dim, 48 if staged else 64, hints),
-        branches=parts.count(r"blocks\.\d+\.mixing\.branches\.(\d+)\."),
-        talking_heads=talks,
+        heads=talking.shape[0] if talking is not None else _heads(parts, dim, 48 if staged else 64, hints),
+        branches=count(parts.state, r"blocks\.\d+\.mixing\.branches\.(\d+)\."),
+        talking_heads=parts.mixes_by("proj_l", "proj_w"),
         positions="all" if position_prefix else "patches",
         scale="layerscale" if any(name.endswith("scale.gamma") for name in parts.trunk) else "none",
         aggregation=aggregation,
@@ -196,9 +204,15 @@ def _check_stages(kernels: dict[int, Tensor], step: int, dim: int) -> None:
             )
 
 
-def _heads(dim: int, width: int, hints: dict[str, Any]) -> int:
+def _heads(parts: Parts, dim: int, width: int, hints: dict[str, Any]) -> int:
     if "heads" in hints:
         return hints["heads"]
+    heads = _usual_heads(dim, width)
+    parts.notes.append(f"heads={heads} is assumed, as in the papers for a width of {dim}: tensors do not tell")
+    return heads
+
+
+def _usual_heads(dim: int, width: int) -> int:
     listed = [entry.config for entry in entries() if isinstance(entry.config, VitConfig) and entry.config.dim == dim]
     for config in listed:  # the papers' own choice for this width: 16 heads of 80 channels in DeiT III's huge models
         if (config.aggregation == "class_attention") == (width == 48) and not config.name.endswith("nano"):
@@ -214,16 +228,13 @@ def _heads(dim: int, width: int, hints: dict[str, Any]) -> int:
 def _positions_size(count: int, prefix: int, patch: int, wanted: Any, source: Any) -> tuple[tuple[int, int], int]:
     """The image size that a table of positions was made at, and how many of its rows belong to prefix tokens."""
     choices = sorted({prefix, 0}, reverse=True)
-    for size in (source,) if source is not None else (wanted,):
-        if size is not None:
-            grid = _grid(size, patch)
-            for rows in choices:
-                if count - rows == prod(grid):
-                    return as_size(size), rows
-    if source is None:
-        for rows in choices:
-            if isqrt(count - rows) ** 2 == count - rows:
-                return (isqrt(count - rows) * patch,) * 2, rows
+    given = source if source is not None else wanted
+    as_given = [rows for rows in choices if given is not None and count - rows == prod(_grid(given, patch))]
+    square = [rows for rows in choices if count > rows and isqrt(count - rows) ** 2 == count - rows]
+    if source is None and square and square[0] not in as_given:
+        return (isqrt(count - square[0]) * patch,) * 2, square[0]
+    if as_given:
+        return as_size(given), as_given[0]
     raise _no_fit(count, patch, wanted, source)
 
 
@@ -246,7 +257,7 @@ def _no_fit(count: int, patch: int, wanted: Any, source: Any) -> PatchloomError:
     )
 
 
-def _named(config: Config) -> Config:
+def _named(config: Config, hints: dict[str, Any]) -> Config:
     """The listed model of this shape, if there is one, lends its name and what tensors do not tell."""
     for entry in entries():
         listed = entry.config
@@ -255,9 +266,9 @@ def _named(config: Config) -> Config:
             for field in fields(config)
             if field.name not in _FREE
         ):
-            told = {"num_classes", "img_size", "in_chans"} | ({"drop_path"} if config.drop_path else set())
-            return listed.replace(**{name: getattr(config, name) for name in told})
-    return config.replace(family=_family(config))
+            told = {name: getattr(config, name) for name in ("num_classes", "img_size", "in_chans")}
+            return listed.replace(**{**told, **hints})
+    return config.replace(**{"family": _family(config), **hints})
 
 
 def _family(config: Config) -> str:

@@ -6,7 +6,7 @@ A rule pairs a name of ours with theirs; `{i}` stands for a number; what follows
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -126,20 +126,24 @@ def _recognise(state: Mapping[str, Tensor]) -> tuple[str, Rules]:
         return "patchloom", []
     if any(".linear_tokens." in name for name in state):
         return "timm", _TIMM_RESMLP
-    if branches := _count(state, r"blocks\.\d+\.attns\.(\d+)\."):
+    if branches := count(state, r"blocks\.\d+\.attns\.(\d+)\."):
         return "timm", _timm_vit_rules(branches)
     if any(re.match(r"blocks\.\d+\.ls1\.gamma", name) for name in state):
         return "timm", _timm_vit_rules(1)
-    rules = _CONV_STEM + official_rules(_count(state, r"blocks\.\d+\.attn(\d+)\.") or 1)
+    rules = _CONV_STEM + official_rules(count(state, r"blocks\.\d+\.attn(\d+)\.") or 1)
     if not any(rename(name, rules, back=True) for name in state):
         some = ", ".join(sorted(state)[:3]) + (" ..." if len(state) > 3 else "")
         raise PatchloomError(f"These tensors belong to no known layout ({', '.join(LAYOUTS)}): {some}.")
     return "official", rules
 
 
-def _count(state: Iterable[str], pattern: str) -> int:
-    """One more than the largest number that the pattern finds, or 0."""
-    return max((int(match[1]) + 1 for name in state if (match := re.match(pattern, name))), default=0)
+def count(state: Mapping[str, Tensor], pattern: str) -> int:
+    """One more than the largest number that the pattern finds in a name, or 0."""
+    numbers = {name: int(match[1]) for name in state if (match := re.match(pattern, name))}
+    for name, number in numbers.items():
+        if number >= len(state):
+            raise PatchloomError(f"{name} is numbered {number}, but there are only {len(state)} tensors in all.")
+    return max(numbers.values(), default=-1) + 1
 
 
 def their_name(name: str, config: Config, layout: str) -> str:
@@ -176,8 +180,10 @@ def _rules_for(config: Any, layout: str) -> Rules:
             return _TIMM_RESMLP
         staged = config.aggregation == "class_attention"
         return official_rules() if staged else _timm_vit_rules(config.branches)
-    if layout == "official" and isinstance(config, VitConfig | ResmlpConfig):
-        return official_rules(getattr(config, "branches", 1))
+    if layout == "official" and isinstance(config, ResmlpConfig):
+        return official_rules()
+    if layout == "official" and isinstance(config, VitConfig) and _in_official(config):
+        return official_rules(config.branches)
     if layout == "official" and isinstance(config, PatchConvNetConfig):
         return _CONV_STEM + official_rules()
     raise PatchloomError(
@@ -197,6 +203,12 @@ def _in_timm(config: Any) -> bool:
     return config.aggregation == "class_token" and config.class_token_at == 0 and not config.talking_heads
 
 
+def _in_official(config: VitConfig) -> bool:
+    """Whether the names of that layout tell a reader what to compute."""
+    told = config.scale in ("none", "layerscale") and config.aggregation in ("class_token", "class_attention")
+    return told and config.class_token_at == 0 and config.class_in_keys
+
+
 def _as_timm_shapes(state: State, config: Any) -> None:
     for name, tensor in state.items():
         if re.search(r"\.(alpha|beta)$", name):
@@ -208,7 +220,8 @@ def _as_timm_shapes(state: State, config: Any) -> None:
 def written_config(config: Config, layout: str) -> Config:
     """What a file in this layout describes: timm's parallel ViTs have a position for the class token, where a zero one
     computes the same."""
-    if layout == "timm" and config.family == "vit" and isinstance(config, VitConfig):
+    parallel = isinstance(config, VitConfig) and config.family == "vit" and config.aggregation == "class_token"
+    if layout == "timm" and parallel:
         return config.replace(positions="all")
     return config
 
@@ -221,12 +234,15 @@ def _split_class_heads(state: State) -> None:
 
 
 def _join_class_heads(state: Mapping[str, Tensor]) -> State:
-    classes = _count(state, r"head\.(\d+)\.(?:weight|bias)$")
+    classes = count(state, r"head\.(\d+)\.(?:weight|bias)$")
     if not classes:
         return dict(state)
     joined = {name: tensor for name, tensor in state.items() if not re.match(r"head\.\d+\.", name)}
     for kind in ("weight", "bias"):
         if missing := [f"head.{c}.{kind}" for c in range(classes) if f"head.{c}.{kind}" not in state]:
             raise PatchloomError(f"The checkpoint has one head a class, but lacks {', '.join(missing[:8])}.")
-        joined[f"head.{kind}"] = torch.cat([state[f"head.{c}.{kind}"] for c in range(classes)])
+        heads = [state[f"head.{c}.{kind}"] for c in range(classes)]
+        if any(head.shape != heads[0].shape or head.shape[:1] != (1,) for head in heads):
+            raise PatchloomError(f"head.0.{kind} and the following are not one head a class: no network here has them.")
+        joined[f"head.{kind}"] = torch.cat(heads)
     return joined

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -14,20 +15,24 @@ from torch import Tensor
 from patchloom.errors import PatchloomError
 from patchloom.layers.mixing import ClassMLP, CrossPatchLinear
 from patchloom.models.config import Config, as_size
-from patchloom.models.network import Network
+from patchloom.models.network import Network, check_class_names
 from patchloom.models.preprocessing import Preprocessing
 from patchloom.models.registry import build, config_from_json, list_models
 from patchloom.models.roles import parameter_roles
 from patchloom.weights import hub, resize
 from patchloom.weights.files import Checkpoint, read, unwrap
 from patchloom.weights.infer import infer_config
-from patchloom.weights.layouts import their_name, to_ours
+from patchloom.weights.layouts import State, their_name, to_ours
 from patchloom.weights.report import LoadReport
 
-State = dict[str, Tensor]
 Source = str | PathLike[str] | Mapping[str, Tensor]
 
 
+# what may be asked of our own files, which tell all that decides what is computed
+_FREE_HINTS = ("drop_path", "drop_path_decay", "name", "scale_trainable")
+
+
+@torch.inference_mode(False)  # what is built under inference_mode could never be trained
 def load(
     source: Source,
     *,
@@ -52,13 +57,15 @@ def load(
     """
     checkpoint = _fetch(source, img_size)
     layout, state, unused = to_ours(checkpoint.tensors, checkpoint.about.get("layout"))
+    if "head.0.weight" in checkpoint.tensors:  # the official layout of one query per class
+        hints = {"queries": "per_class", **hints}
     origin = _describe(checkpoint, state, img_size, source_size, hints)
     wanted = _wanted(origin, img_size, num_classes, in_chans)
     report = LoadReport(checkpoint.label, layout, wanted.name, unused=unused, notes=checkpoint.notes)
     with torch.device("meta"):
         shape = build(wanted)
     _fit_sizes(state, origin, shape, report)
-    _drop_other_heads(state, origin, shape, report)
+    _drop_other_heads(state, origin, shape, num_classes is not None, report)
     _match(state, shape, report, strict)
     model = shape.to_empty(device="cpu") if _covers(report, shape) else build(wanted)
     own = model.state_dict()
@@ -104,9 +111,18 @@ def _fetch(source: Source, img_size: Any) -> Checkpoint:
 
 def _describe(checkpoint: Checkpoint, state: State, img_size: Any, source_size: Any, hints: dict[str, Any]) -> Config:
     """The config of the network as it was saved."""
-    if "config" in checkpoint.about:
-        return config_from_json(checkpoint.about["config"]).replace(**hints)
-    return infer_config(state, img_size, source_size, **hints)
+    if "config" not in checkpoint.about:
+        config, notes = infer_config(state, img_size, source_size, **hints)
+        checkpoint.notes += notes
+        return config
+    config = config_from_json(checkpoint.about["config"])
+    config.check_known(hints, config.name)
+    own = {"source_size": config.img_size, **{name: getattr(config, name) for name in hints}}
+    asked = {**hints, **({} if source_size is None else {"source_size": as_size(source_size)})}
+    for name, value in asked.items():
+        if name not in _FREE_HINTS and value != own[name]:
+            raise PatchloomError(f"{checkpoint.label} says that {name} is {own[name]!r}; {value!r} contradicts it.")
+    return config.replace(**hints)
 
 
 def _wanted(origin: Config, img_size: Any, num_classes: int | None, in_chans: int | None) -> Config:
@@ -122,7 +138,7 @@ def _fit_sizes(state: State, origin: Config, model: Network, report: LoadReport)
     for name, how in _size_dependent(model).items():
         if name not in state or (origin.in_chans == channels if how is None else old == new):
             continue
-        before = state[name]
+        before = state[name].float()
         state[name] = resize.resize_channels(before, channels) if how is None else how(before, old, new)
         grids = "" if how is None else f" (grid {old[0]} x {old[1]} -> {new[0]} x {new[1]})"
         report.resized[name] = f"{_shape(before)} -> {_shape(state[name])}{grids}"
@@ -143,14 +159,15 @@ def _size_dependent(model: Network) -> dict[str, Callable[..., Tensor] | None]:
     return {**found, kernels[0]: None}
 
 
-def _drop_other_heads(state: State, origin: Config, model: Network, report: LoadReport) -> None:
+def _drop_other_heads(state: State, origin: Config, model: Network, asked: bool, report: LoadReport) -> None:
     """Another number of classes was asked for: heads, and queries of one class each, start afresh."""
     old, new = origin.num_classes, model.config.num_classes
-    if old == new:
-        return
+    headless = asked and not any(name.startswith("head") for name in state)
     for name, target in model.state_dict().items():
         of_classes = name.startswith(("head.", "head_distill.")) or (name == "class_token" and model.per_class)
-        if of_classes and name in state and state[name].shape != target.shape:
+        if of_classes and headless and name not in state:
+            report.reinitialised[name] = f"no head in the file, {new} classes asked for"
+        elif of_classes and old != new and name in state and state[name].shape != target.shape:
             report.reinitialised[name] = f"{old} classes in the file, {new} asked for"
             del state[name]
 
@@ -165,12 +182,16 @@ def _match(state: State, model: Network, report: LoadReport, strict: bool) -> No
             raise PatchloomError(
                 f"{report.source}: {name} has shape {_shape(tensor)} where {report.model} needs {_shape(own[name])}."
             )
+        elif own[name].is_floating_point() != tensor.is_floating_point():
+            raise PatchloomError(f"{report.source}: {name} holds {tensor.dtype}, not floating-point weights.")
         else:
             report.loaded.append(name)
     report.missing = [name for name in own if name not in state and name not in report.reinitialised]
     if strict and (report.missing or report.unused):
         missing = [their_name(name, model.config, report.layout) for name in report.missing]
         problems = _list("Missing", missing) + _list("Unknown", report.unused)
+        if "class_token" in report.missing:
+            problems += "If it averages its patches, pass aggregation='average'. "
         raise PatchloomError(f"{report.source} does not fit {report.model}. {problems}strict=False loads the rest.")
 
 
@@ -188,11 +209,11 @@ def _covers(report: LoadReport, model: Network) -> bool:
 def _take_along(about: Mapping[str, Any], origin: Config, model: Network) -> None:
     """Preprocessing and class names travel with the weights."""
     if "preprocessing" in about:
-        values = {**about["preprocessing"], "img_size": model.config.img_size}
+        recorded = Preprocessing.from_json(about["preprocessing"])
         if model.config.in_chans == origin.in_chans:
-            model.preprocessing = Preprocessing.from_json(values)
+            model.preprocessing = replace(recorded, img_size=model.config.img_size)
     if about.get("class_names") and model.config.num_classes == origin.num_classes:
-        model.class_names = tuple(about["class_names"])
+        model.class_names = check_class_names(about["class_names"], origin.num_classes)
 
 
 def _shape(tensor: Tensor) -> str:

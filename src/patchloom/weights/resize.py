@@ -1,4 +1,7 @@
-"""Tensors that depend on the image size, carried to another one; and stems carried to other channels."""
+"""Tensors that depend on the image size, carried to another one; and stems carried to other channels.
+
+All take float32: half precision would round twice.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,8 @@ def resize_positions(table: Tensor, old: Grid, new: Grid, prefix: int = 0) -> Te
     """
     head, patches = table[:, :prefix], table[:, prefix:]
     grid = patches.transpose(1, 2).unflatten(2, old)
-    resized = F.interpolate(grid.float(), size=new, mode="bicubic", align_corners=False)
-    return torch.cat([head, resized.flatten(2).transpose(1, 2).to(table.dtype)], dim=1)
+    resized = F.interpolate(grid, size=new, mode="bicubic", align_corners=False)
+    return torch.cat([head, resized.flatten(2).transpose(1, 2)], dim=1)
 
 
 def resize_cross_patch(matrix: Tensor, old: Grid, new: Grid) -> Tensor:

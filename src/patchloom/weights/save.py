@@ -5,7 +5,8 @@ from __future__ import annotations
 from os import PathLike
 from pathlib import Path
 
-from patchloom.models.network import Network
+from patchloom.errors import PatchloomError
+from patchloom.models.network import Network, check_class_names, unwrapped
 from patchloom.weights.files import write
 from patchloom.weights.layouts import from_ours, written_config
 
@@ -14,11 +15,16 @@ def save(model: Network, path: str | PathLike[str], layout: str = "patchloom") -
     """Write a network's weights as safetensors, in our layout, the official repository's or timm's.
 
     Whatever the layout, the file's metadata carries config, preprocessing and class names, so `load` needs no hint.
+    A compiled, data-parallel or averaged network is saved as the network inside it.
     """
+    if not isinstance(path, str | PathLike):
+        raise PatchloomError(f"Weights are saved to a path, not to {path!r}.")
+    network = unwrapped(model)
+    config, names = network.config, network.class_names
     about = {
         "layout": layout,
-        "config": written_config(model.config, layout).to_json(),
-        "preprocessing": model.preprocessing.to_json(),
-        "class_names": model.class_names,
+        "config": written_config(config, layout).to_json(),
+        "preprocessing": network.preprocessing.to_json(),
+        "class_names": None if names is None else check_class_names(names, config.num_classes),
     }
-    write(Path(path), from_ours(model.state_dict(), model.config, layout), about)
+    write(Path(path), from_ours(network.state_dict(), config, layout), about)
