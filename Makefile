@@ -45,4 +45,4 @@ tables: $(STAMP)
 	$(BIN)/python docs/diagrams.py
 
 clean:
-	rm -rf .venv site demo build dist
+	rm -rf .venv site build dist

@@ -104,8 +104,8 @@ class ConvBranch(nn.Module):
         self.project = Pointwise(dim, dim)
 
     def plain(self, x: Tensor) -> Tensor:
-        """As published: every step on a channels-first image, with a permute and a copy on either side."""
-        x = x.permute(0, 3, 1, 2).contiguous()
+        """Every step as a convolution of a channels-first image, with a permute on either side."""
+        x = x.permute(0, 3, 1, 2)
         x = F.gelu(F.conv2d(x, self.expand.weight, self.expand.bias))
         x = F.gelu(self.depthwise(x))
         squeeze, excite = self.squeeze_excite.conv_reduce, self.squeeze_excite.conv_expand
