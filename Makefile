@@ -16,9 +16,11 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
 	touch $@
 
+# a fresh folder each time, so that the demo can be run again
+DEMO := .cache/demo/$(shell date +%Y%m%d-%H%M%S)
 demo: $(STAMP)
-	$(BIN)/patchloom models
-	$(BIN)/python examples/classify_photo.py
+	$(BIN)/patchloom train digits --model cait_nano --recipe cait@small img_size=16 epochs=40 --out $(DEMO)
+	$(BIN)/python examples/classify_digit.py $(DEMO)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest

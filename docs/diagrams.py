@@ -272,10 +272,16 @@ def one_residual() -> Canvas:
 
 
 def house() -> Canvas:
-    canvas = Canvas(780, 470, "The house: cli above data, weights, models and layers; imports point downwards only")
+    title = (
+        "The house: cli above tasks, training, recipes, data, weights, models and layers; imports point downwards only"
+    )
+    canvas = Canvas(780, 608, title)
     floors = [
         ("cli", "the command: parse, call, print", "plain"),
-        ("data", "from an image file to a network's input", "mixing"),
+        ("tasks", "classify, evaluate, predict, plan", "head"),
+        ("training", "the one loop, checkpoints, processes, the report", "pool"),
+        ("recipes", "the papers' procedures as typed values", "norm"),
+        ("data", "sources, seeded transforms, mixing, the loader", "mixing"),
         ("weights", "load, save, layouts, resizing, the hub", "scale"),
         ("models", "configs, names, families, complexity, roles", "ffn"),
         ("layers", "residual, attention, mixing, stems, norms, scales", "stem"),
@@ -284,18 +290,18 @@ def house() -> Canvas:
     canvas.parts.append(f'<polygon points="60,92 330,24 600,92" fill="{fill}" stroke="{border}" stroke-width="1.5"/>')
     canvas.text(330, 74, "patchloom", 17)
     for i, (name, about, colour) in enumerate(floors):
-        y = 100 + i * 58
+        y = 100 + i * 54
         fill, border = COLOURS[colour]
-        canvas.rect(80, y, 500, 50, fill, border)
-        canvas.text(98, y + 31, name, 16, anchor="start")
-        canvas.text(186, y + 30, about, 13.5, anchor="start")
+        canvas.rect(80, y, 500, 46, fill, border)
+        canvas.text(98, y + 29, name, 16, anchor="start")
+        canvas.text(186, y + 28, about, 13.5, anchor="start")
     for x, name, about in ((80, "errors", "what users are told"), (335, "compat", "timm, torchvision")):
-        canvas.rect(x, 402, 245, 44, *COLOURS["norm"])
-        canvas.text(x + 14, 429, name, 15, anchor="start")
-        canvas.text(x + 86, 429, about, 13, anchor="start")
-    canvas.line((622, 110), (622, 440))
-    canvas.text(636, 262, "imports point", 14, anchor="start")
-    canvas.text(636, 281, "downwards only", 14, anchor="start")
+        canvas.rect(x, 540, 245, 44, *COLOURS["norm"])
+        canvas.text(x + 14, 567, name, 15, anchor="start")
+        canvas.text(x + 86, 567, about, 13, anchor="start")
+    canvas.line((622, 110), (622, 578))
+    canvas.text(636, 332, "imports point", 14, anchor="start")
+    canvas.text(636, 351, "downwards only", 14, anchor="start")
     return canvas
 
 

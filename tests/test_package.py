@@ -12,7 +12,7 @@ import patchloom
 
 PUBLIC = [
     *("PatchloomError", "__version__", "capture_attention", "complexity", "create_model", "layerscale_value"),
-    *("list_models", "load", "parameter_roles", "save", "uniform_drop_rate"),
+    *("evaluate", "list_models", "load", "parameter_roles", "predict", "save", "train", "uniform_drop_rate"),
 ]
 
 

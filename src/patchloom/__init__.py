@@ -15,15 +15,18 @@ _HOMES = {
     "capture_attention": "patchloom.layers.attention",
     "complexity": "patchloom.models.complexity",
     "create_model": "patchloom.models.registry",
+    "evaluate": "patchloom.tasks.evaluate",
     "layerscale_value": "patchloom.layers.scales",
     "list_models": "patchloom.models.registry",
     "load": "patchloom.weights.load",
     "parameter_roles": "patchloom.models.roles",
+    "predict": "patchloom.tasks.evaluate",
     "save": "patchloom.weights.save",
+    "train": "patchloom.tasks.classify",
     "uniform_drop_rate": "patchloom.layers.scales",
 }
 __all__ = list(_HOMES)
-_ROOMS = ("compat", "data", "errors", "layers", "models", "weights")
+_ROOMS = ("compat", "data", "errors", "layers", "models", "recipes", "tasks", "training", "weights")
 
 
 def __getattr__(name: str) -> Any:
@@ -48,5 +51,8 @@ if TYPE_CHECKING:
     from patchloom.models.registry import create_model as create_model
     from patchloom.models.registry import list_models as list_models
     from patchloom.models.roles import parameter_roles as parameter_roles
+    from patchloom.tasks.classify import train as train
+    from patchloom.tasks.evaluate import evaluate as evaluate
+    from patchloom.tasks.evaluate import predict as predict
     from patchloom.weights.load import load as load
     from patchloom.weights.save import save as save

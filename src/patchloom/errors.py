@@ -9,6 +9,20 @@ from difflib import get_close_matches
 class PatchloomError(ValueError):
     """Wrong use or bad input. The command line prints its text and exits with code 2."""
 
+    exit_code = 2
+
+
+class StoppedError(PatchloomError):
+    """Work that could not go on: a loss that is not finite, a full disk. Exit code 1."""
+
+    exit_code = 1
+
+
+class InterruptedWork(PatchloomError):
+    """A signal ended the work, with everything saved. Exit code 3."""
+
+    exit_code = 3
+
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """A sentence that names the known words nearest to `word`, or nothing if none is near."""

@@ -1,4 +1,5 @@
-"""The command line: parse, call, print. Exit codes: 0 done, 2 wrong use or bad input, 1 anything else."""
+"""The command line: parse, call, print. Exit codes: 0 done, 2 wrong use or bad input, 3 stopped
+by a signal with everything saved, 1 anything else."""
 
 from __future__ import annotations
 
@@ -7,15 +8,18 @@ import sys
 from collections.abc import Sequence
 
 from patchloom import __version__
-from patchloom.cli import models
+from patchloom.cli import data, evaluate, models, recipes, train
 from patchloom.errors import PatchloomError
 
-_COMMANDS = (models,)
+_COMMANDS = (models, recipes, train, evaluate, data)
 
 
 def main(words: Sequence[str] | None = None) -> None:
     parser = _parser()
-    options = parser.parse_args(words)
+    options, rest = parser.parse_known_args(words)
+    options.settings = [word for word in rest if _is_setting(word)] if hasattr(options, "settings") else []
+    if unknown := [word for word in rest if word not in options.settings]:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         options.run(options)
         sys.stdout.flush()
@@ -23,13 +27,18 @@ def main(words: Sequence[str] | None = None) -> None:
         if options.debug:
             raise
         print(f"patchloom: {error}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(error.exit_code)
     except BrokenPipeError:  # the reader of our output went away, as in `patchloom models | head`
         sys.stderr.close()
         sys.exit(1)
     except OSError as error:  # a full disk behind our output, and the like
         print(f"patchloom: {error}", file=sys.stderr)
         sys.exit(1)
+
+
+def _is_setting(word: str) -> bool:
+    """key=value, which may stand anywhere among the options of a command that takes settings."""
+    return "=" in word and not word.startswith("-")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -38,12 +38,16 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 
 def prepare(image: Image.Image, how: Preprocessing) -> Tensor:
-    """The input of a network for one RGB image, (1, 3, height, width), as its evaluation does it.
-
-    The image is resized so that the centre crop of `how.img_size` covers `how.crop_ratio` of it along the tighter side.
-    """
+    """The input of a network for one RGB image, (1, 3, height, width), as its evaluation does it."""
     if len(how.mean) != 3:
         raise PatchloomError(f"This network takes {len(how.mean)} channels; a photo has 3.")
+    pixels = np.asarray(resize_and_crop(image, how), dtype=np.float32) / 255
+    normalised = (pixels - np.asarray(how.mean, np.float32)) / np.asarray(how.std, np.float32)
+    return torch.from_numpy(normalised).permute(2, 0, 1)[None].contiguous()
+
+
+def resize_and_crop(image: Image.Image, how: Preprocessing) -> Image.Image:
+    """Resized so that the centre crop of `how.img_size` covers `how.crop_ratio` of it along the tighter side."""
     height, width = how.img_size
     covered = (int(height / how.crop_ratio), int(width / how.crop_ratio))
     if covered[0] * image.width >= covered[1] * image.height:  # the height is the tighter side
@@ -52,6 +56,4 @@ def prepare(image: Image.Image, how: Preprocessing) -> Tensor:
         size = (covered[1], covered[1] * image.height // image.width)
     resized = image.resize(size, _FILTERS[how.interpolation])
     left, top = round((size[0] - width) / 2), round((size[1] - height) / 2)
-    pixels = np.asarray(resized.crop((left, top, left + width, top + height)), dtype=np.float32) / 255
-    normalised = (pixels - np.asarray(how.mean, np.float32)) / np.asarray(how.std, np.float32)
-    return torch.from_numpy(normalised).permute(2, 0, 1)[None].contiguous()
+    return resized.crop((left, top, left + width, top + height))

@@ -35,8 +35,8 @@ class Config:
         object.__setattr__(self, "img_size", as_size(self.img_size))
         hints = get_type_hints(type(self))
         for field in dataclasses.fields(self):
-            value = _plain_number(getattr(self, field.name))
-            _check(self.name, field, value, hints[field.name])
+            value = plain_number(getattr(self, field.name))
+            check_value(self.name, field, value, hints[field.name])
             object.__setattr__(self, field.name, value)
         if not 0 <= self.drop_path < 1:
             raise PatchloomError(f"The drop_path of {self.name} must be at least 0 and below 1, not {self.drop_path}.")
@@ -77,7 +77,7 @@ class Config:
 def as_size(size: Any) -> tuple[int, int]:
     """(height, width) from one number or a pair."""
     sides = size if isinstance(size, tuple | list) else (size, size)
-    pair = tuple(_plain_number(side) for side in sides)
+    pair = tuple(plain_number(side) for side in sides)
     if len(pair) != 2 or not all(isinstance(side, int) and not isinstance(side, bool) and side > 0 for side in pair):
         raise PatchloomError(f"An image size is a whole number or (height, width), not {size!r}.")
     return pair
@@ -98,14 +98,14 @@ def check_heads(config: Any) -> None:
         raise PatchloomError(f"The dim of {config.name}, {config.dim}, must be divisible by its heads, {config.heads}.")
 
 
-def _plain_number(value: Any) -> Any:
+def plain_number(value: Any) -> Any:
     """numpy's numbers as Python's, so that a config is plain JSON."""
     if isinstance(value, bool | int | float) or not isinstance(value, Real):
         return value
     return int(value) if isinstance(value, Integral) else float(value)
 
 
-def _check(model: str, field: dataclasses.Field[Any], value: Any, hint: Any) -> None:
+def check_value(model: str, field: dataclasses.Field[Any], value: Any, hint: Any) -> None:
     least = field.metadata.get("least", 1)
     if not _fits(value, hint) or (hint is int and value < least):
         bound = f" of at least {least}" if hint is int else ""

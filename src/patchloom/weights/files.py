@@ -20,6 +20,7 @@ from torch import Tensor
 from patchloom.errors import PatchloomError
 
 METADATA_KEY = "patchloom"
+CHECKPOINT_KEY = "patchloom_checkpoint"  # of a training checkpoint: its state that is no tensor
 _WRAPPERS = ("model", "state_dict")  # what training scripts put weights under
 
 
@@ -36,6 +37,7 @@ class Checkpoint:
 def read(path: Path) -> Checkpoint:
     """Read a .safetensors file, or a .pth, .pt or .bin file with weights_only=True."""
     try:
+        path = _inside(path) if path.is_dir() else path
         if not path.is_file():
             what = "is a folder" if path.is_dir() else "does not exist"
             raise PatchloomError(f"{path} {what}; weights are a .safetensors or .pth file.")
@@ -88,12 +90,29 @@ def _read_safetensors(path: Path) -> Checkpoint:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
             metadata = file.metadata() or {}
-        about = json.loads(metadata.get(METADATA_KEY, "{}"))
+        about = json.loads(metadata.get(METADATA_KEY) or metadata.get(CHECKPOINT_KEY, "{}"))
     except (SafetensorError, json.JSONDecodeError, RecursionError) as error:
         raise PatchloomError(f"{path} is damaged or no safetensors file: {error}.") from error
     if not isinstance(about, dict):
         raise PatchloomError(f"{path} is damaged: what it says of itself is no object, but {about!r}.")
+    if CHECKPOINT_KEY in metadata:
+        tensors, about = _of_training(tensors, about)
     return Checkpoint(str(path), unwrap(tensors, str(path)), about)
+
+
+def _inside(folder: Path) -> Path:
+    """The weights in a run folder or an export; of an unfinished run, its newest checkpoint."""
+    for path in (folder / "export" / "model.safetensors", folder / "model.safetensors"):
+        if path.is_file():
+            return path
+    return max((folder / "checkpoints").glob("step-*.safetensors"), default=folder)
+
+
+def _of_training(tensors: dict[str, Tensor], about: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The averaged weights of a training checkpoint, or the raw ones where the run does not average."""
+    part = "ema." if any(name.startswith("ema.") for name in tensors) else "model."
+    weights = {name.removeprefix(part): tensor for name, tensor in tensors.items() if name.startswith(part)}
+    return weights, {**about, "layout": "patchloom"}
 
 
 def _read_pickle(path: Path) -> Any:

@@ -1,0 +1,68 @@
+"""`patchloom evaluate` and `patchloom predict`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+
+def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
+    parser = commands.add_parser("evaluate", parents=[shared], help="how good a model is on labelled images")
+    parser.add_argument("model", metavar="FROM", help="a run, an export, a file of weights, a published tag")
+    parser.add_argument("data", metavar="DATA", help="labelled images, as for training")
+    parser.add_argument("--labels", help="the label column of a CSV manifest")
+    parser.add_argument(
+        "--split", choices=["train", "val", "test", "all"], help="default: val, test, or the held-out fifth"
+    )
+    parser.add_argument("--crop-ratio", type=float, help="share of the resized image that the test crop covers")
+    parser.add_argument("--resolution", type=int, help="another image size")
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--strict", action="store_true", help="unreadable files are an error, not skipped")
+    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.set_defaults(run=run_evaluate)
+
+    parser = commands.add_parser("predict", parents=[shared], help="classify images")
+    parser.add_argument("model", metavar="FROM", help="a run, an export, a file of weights, a published tag")
+    parser.add_argument("images", metavar="IMAGE", nargs="+", help="files, folders, glob patterns")
+    parser.add_argument("--top", type=int, default=5, help="how many classes to name")
+    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.set_defaults(run=run_predict)
+
+
+def run_evaluate(options: argparse.Namespace) -> None:
+    from patchloom.tasks.evaluate import scores
+    from patchloom.training.console import Console
+
+    result = scores(
+        options.model,
+        options.data,
+        labels=options.labels,
+        split=options.split,
+        crop_ratio=options.crop_ratio,
+        resolution=options.resolution,
+        batch=options.batch,
+        strict=options.strict,
+        console=Console(sys.stderr),
+    )
+    summary = result.summary()
+    if options.json:
+        print(json.dumps({**summary, "confusion": result.confusion().tolist()}))
+        return
+    print(f"{summary['count']} images: top-1 {summary['top1']:.2%}, top-5 {summary['top5']:.2%}")
+    print(f"cross-entropy {summary['loss']:.4f}, calibration error {summary['ece']:.2%}")
+    for name, row in sorted(summary["per_class"].items(), key=lambda pair: pair[1]["top1"]):
+        print(f"  {name:24} {row['top1']:8.2%} of {row['count']}")
+
+
+def run_predict(options: argparse.Namespace) -> None:
+    from patchloom.tasks.evaluate import predict
+
+    rows = predict(options.model, options.images, top=options.top)
+    if options.json:
+        print(json.dumps(rows, indent=1))
+        return
+    for row in rows:
+        said = row.get("error") or ", ".join(f"{p['class']} {p['probability']:.1%}" for p in row["predictions"])
+        print(f"{row['path']}: {said}")

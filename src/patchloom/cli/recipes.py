@@ -1,0 +1,62 @@
+"""`patchloom recipes`: the training procedures, and where each of their values comes from."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from patchloom.recipes.recipe import Recipe
+
+
+def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
+    parser = commands.add_parser("recipes", parents=[shared], help="list the training procedures, or show one")
+    parser.add_argument("name", nargs="?", help="a recipe to show, such as 'deit' or 'deit@small'; none: list them all")
+    parser.add_argument("--model", help="give the values for this model, such as 'cait_s36'")
+    parser.add_argument("--json", action="store_true", help="for programs: one object a recipe")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> None:
+    from patchloom.models.registry import find_config  # torch is imported only here
+    from patchloom.recipes.registry import find_recipe, list_recipes
+
+    model = find_config(options.model) if options.model else None
+    if options.name:
+        recipe = find_recipe(options.name, model)
+        print(json.dumps(recipe.to_json(), indent=1) if options.json else _one(recipe))
+        return
+    recipes = [find_recipe(name, model) for name in list_recipes()]
+    print(json.dumps([recipe.to_json() for recipe in recipes], indent=1) if options.json else _list(recipes))
+
+
+def _list(recipes: Sequence[Recipe]) -> str:
+    head = ("recipe", "optimizer", "lr", "batch", "epochs", "loss", "what it trains")
+    rows = [(r.name, r.optimizer, f"{r.lr:g}", str(r.batch_size), str(r.epochs), r.loss, r.summary) for r in recipes]
+    return _table([head, *rows])
+
+
+def _one(recipe: Recipe) -> str:
+    values = recipe.to_json()
+    sources = values.pop("sources")
+    title = f"{values.pop('name')}: {values.pop('summary')}"
+    rows = [(name, _text(value), sources.get(name, "")) for name, value in values.items()]
+    return f"{title}\n\n{_table([('field', 'value', 'source'), *rows])}"
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "as the model"
+    if isinstance(value, tuple | list):
+        return " ".join(map(_text, value)) or "-"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
+    return "\n".join(
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
+        for row in rows
+    )

@@ -1,0 +1,166 @@
+"""What a data set holds, and what is wrong with it: one report, plain JSON."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import median
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from patchloom.data.scan import Progress, in_threads, reason_of
+from patchloom.data.sources import Item, Source, decode, open_header, split_source
+from patchloom.errors import PatchloomError
+
+_NEAR = 2  # bits of 64 in which the hashes of near duplicates may differ
+_PARTS = ((0, 22), (22, 21), (43, 21))  # start and width; hashes that differ in two bits agree in one of three parts
+_MANY = 1000  # hashes that share a part, from which on not all are compared with all
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    key: str
+    split: str
+    label: int
+    width: int
+    height: int
+    mode: str
+    pixels: bytes  # sha256
+    look: int  # difference hash
+
+
+def check_data(source: Source, progress: Progress | None = None, workers: int = 2) -> dict[str, Any]:
+    """Every image is decoded. The report is plain JSON; images go by their keys in the source.
+
+    `duplicates` are pairs of equal pixels on both sides of a split (that of the data, or the one that training would
+    make), `duplicates_within` pairs on one side, `near_duplicates` pairs that look almost the same.
+    """
+    facts, unreadable = _look_at_all(source, progress, workers)
+    counts = Counter(fact.label for fact in facts)
+    per_class = {name: counts[label] for label, name in enumerate(source.class_names)}
+    filled = [count for count in per_class.values() if count]
+    across, within = _duplicates(facts, _sides(source))
+    return {
+        "data": source.where,
+        "count": len(facts),
+        "classes": per_class,
+        "splits": {split: sum(fact.split == split for fact in facts) for split in source.splits},
+        "sizes": {"width": _range([f.width for f in facts]), "height": _range([f.height for f in facts])},
+        "modes": dict(sorted(Counter(fact.mode for fact in facts).items())),
+        "unreadable": unreadable,
+        "duplicates": across,
+        "duplicates_within": within,
+        "near_duplicates": near_duplicates([(f.key, f.look, f.pixels) for f in facts]),
+        "imbalance": round(max(filled) / min(filled), 3) if filled else None,
+        "notes": list(source.notes),
+    }
+
+
+def _look_at_all(source: Source, progress: Progress | None, workers: int) -> tuple[list[_Facts], list[dict[str, str]]]:
+    places = [(split, item) for split, items in source.splits.items() for item in items]
+
+    def look(item: Item) -> tuple[int, int, str, bytes, int] | str:
+        try:
+            return _look(source, item)
+        except PatchloomError as error:
+            return reason_of(error)
+
+    facts, unreadable = [], []
+    seen = in_threads(look, (item for _, item in places), progress, workers)
+    for (split, item), (_, found) in zip(places, seen, strict=True):
+        if isinstance(found, str):
+            unreadable.append({"path": item.key, "reason": found})
+        else:
+            facts.append(_Facts(item.key, split, item.label, *found))
+    return facts, unreadable
+
+
+def _look(source: Source, item: Item) -> tuple[int, int, str, bytes, int]:
+    data = source.data(item)
+    image = source.read(item) if data is None else decode(data, item.key)
+    mode = image.mode if data is None else open_header(data).mode
+    pixels = hashlib.sha256(repr(image.size).encode() + image.tobytes()).digest()
+    return image.width, image.height, mode, pixels, difference_hash(image)
+
+
+def difference_hash(image: Image.Image) -> int:
+    """64 bits: whether each of 8 x 8 points is brighter than its right neighbour in a grey miniature of 9 x 8."""
+    small = np.asarray(image.convert("L").resize((9, 8), Image.Resampling.BOX), dtype=np.int16)
+    return int.from_bytes(np.packbits(small[:, :-1] > small[:, 1:]).tobytes(), "big")
+
+
+def _range(values: list[int]) -> dict[str, float] | None:
+    return {"min": min(values), "median": median(values), "max": max(values)} if values else None
+
+
+def _sides(source: Source) -> dict[tuple[str, str], str]:
+    """The side of a split on which each (split, key) lies; data without one is split as training would split it."""
+    sides = {(split, item.key): split for split, items in source.splits.items() for item in items}
+    if not {"val", "test"} & set(source.splits) and sides:
+        whole = next(iter(source.splits))
+        split = split_source(source)
+        if split.held_out is not split.train:
+            sides |= {(whole, item.key): "held out" for item in split.held_out}
+    return sides
+
+
+def _duplicates(facts: list[_Facts], sides: dict[tuple[str, str], str]) -> tuple[list[list[str]], list[list[str]]]:
+    """Pairs of equal pixels across the sides of a split, and within one; each image beside the first one like it."""
+    groups: dict[bytes, list[_Facts]] = defaultdict(list)
+    for fact in facts:
+        groups[fact.pixels].append(fact)
+    across, within = [], []
+    for group in groups.values():
+        firsts: dict[str, str] = {}
+        for fact in group:
+            side = sides[fact.split, fact.key]
+            across += [[first, fact.key] for other, first in firsts.items() if other != side]
+            if side in firsts:
+                within.append([firsts[side], fact.key])
+            firsts.setdefault(side, fact.key)
+    return sorted(across), sorted(within)
+
+
+def near_duplicates(looks: Iterable[tuple[str, int, bytes]]) -> list[list[str]]:
+    """Pairs of names whose hashes differ in at most two bits though their pixels differ.
+
+    Of images with one and the same hash, each is named beside the first. Hashes within two bits agree in at least one
+    of three parts, so only those that share a part are compared.
+    """
+    first: dict[int, tuple[str, bytes]] = {}
+    pairs = []
+    for name, look, pixels in looks:
+        if look in first and first[look][1] != pixels:
+            pairs.append([first[look][0], name])
+        first.setdefault(look, (name, pixels))
+    return sorted(pairs + [[first[one][0], first[other][0]] for one, other in _near_hashes(list(first))])
+
+
+def _near_hashes(hashes: list[int]) -> set[tuple[int, int]]:
+    found: set[tuple[int, int]] = set()
+    for start, width in _PARTS:
+        buckets: dict[int, list[int]] = defaultdict(list)
+        for value in hashes:
+            buckets[value >> start & (1 << width) - 1].append(value)
+        others = [bit for bit in range(64) if not start <= bit < start + width]
+        for bucket in buckets.values():
+            found.update(_near_in(sorted(bucket), others))
+    return found
+
+
+def _near_in(bucket: list[int], bits: list[int]) -> Iterator[tuple[int, int]]:
+    """Pairs within two of these bits: all with all, or, of many plain images that share a part, by their neighbours."""
+    if len(bucket) <= _MANY:
+        yield from (pair for pair in combinations(bucket, 2) if (pair[0] ^ pair[1]).bit_count() <= _NEAR)
+        return
+    values = np.array(bucket, dtype=np.uint64)
+    for chosen in (*combinations(bits, 1), *combinations(bits, _NEAR)):
+        near = values ^ np.uint64(sum(1 << bit for bit in chosen))
+        at = np.searchsorted(values, near).clip(max=len(values) - 1)
+        there = (values[at] == near) & (values < near)
+        yield from zip(values[there].tolist(), near[there].tolist(), strict=True)

@@ -1,0 +1,140 @@
+"""Batches of images. Which images a step sees is a function of the step, so a run can be cut anywhere and go on."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from patchloom.data.images import resize_and_crop
+from patchloom.data.randomness import seed_of, torch_generator
+from patchloom.data.sources import Item, Source
+from patchloom.data.transforms import Augment, Size
+from patchloom.models.preprocessing import Preprocessing
+
+Key = tuple[int, int, int]  # image, epoch, repeat
+
+
+@dataclass(frozen=True)
+class Order:
+    """Which images are in which batch.
+
+    With `repeats` r each image of the shuffled order comes r times in a row, differently augmented, and an epoch keeps
+    its length: it sees about 1 / r of the images. Several processes take turns along a batch, so that the copies of an
+    image meet in different processes, as published; in one process they meet in one batch. Any number of images works.
+    """
+
+    images: int
+    batch: int
+    repeats: int = 1
+    seed: int = 0
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Whole batches; what is over is left to the next shuffling. Fewer images than a batch are one batch."""
+        return max(1, self.images // self.batch)
+
+    @property
+    def images_per_step(self) -> int:
+        return min(self.batch, self.images)
+
+    def epoch(self, epoch: int) -> list[Key]:
+        shuffled = torch.randperm(self.images, generator=torch_generator(self.seed, epoch, "order")).tolist()
+        keys = [(image, epoch, repeat) for image in shuffled for repeat in range(self.repeats)]
+        return keys[: self.images]
+
+
+class Steps(Sampler[list[Key]]):
+    """The batches of one process, from step `start` on, to `end`."""
+
+    def __init__(self, order: Order, start: int, end: int, rank: int = 0, processes: int = 1) -> None:
+        self.order, self.start, self.end = order, start, end
+        self.rank, self.processes = rank, processes
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        per_epoch, size = self.order.steps_per_epoch, self.order.images_per_step
+        keys: list[Key] = []
+        for step in range(self.start, self.end):
+            epoch, inside = divmod(step, per_epoch)
+            if not keys or inside == 0:
+                keys = self.order.epoch(epoch)
+            yield keys[inside * size : (inside + 1) * size][self.rank :: self.processes]
+
+
+class TrainImages(Dataset[tuple[np.ndarray, int]]):
+    """Augmented images (height, width, 3) uint8 with their labels, by key."""
+
+    def __init__(self, source: Source, items: Sequence[Item], augment: Augment, size: Size, seed: int) -> None:
+        self.source, self.items, self.augment, self.size, self.seed = source, items, augment, size, seed
+
+    def __getitem__(self, key: Key) -> tuple[np.ndarray, int]:
+        image, epoch, repeat = key
+        item = self.items[image]
+        seed = seed_of(self.seed, epoch, image, repeat, "image")
+        return self.augment(self.source.read(item), self.size, seed), item.label
+
+
+class TestImages(Dataset[tuple[np.ndarray, int]]):
+    """Images as evaluation sees them, (height, width, 3) uint8, by their place in `items`."""
+
+    __test__ = False  # no test of pytest's
+
+    def __init__(self, source: Source, items: Sequence[Item], how: Preprocessing) -> None:
+        self.source, self.items, self.how = source, items, how
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, place: int) -> tuple[np.ndarray, int]:
+        item = self.items[place]
+        return np.asarray(resize_and_crop(self.source.read(item), self.how)), item.label
+
+
+def collate(samples: list[tuple[np.ndarray, int]]) -> tuple[Tensor, Tensor]:
+    """(B, height, width, 3) uint8 and (B,) labels."""
+    images = torch.from_numpy(np.stack([image for image, _ in samples]))
+    return images, torch.tensor([label for _, label in samples])
+
+
+def train_batches(images: TrainImages, steps: Steps, workers: int) -> DataLoader[Any]:
+    return _loader(images, steps, workers)
+
+
+def test_batches(
+    source: Source, places: Sequence[int], items: Sequence[Item], how: Preprocessing, batch: int, workers: int
+) -> DataLoader[Any]:
+    """Batches of the images at `places`, in this order, each once."""
+    batches = [list(places[i : i + batch]) for i in range(0, len(places), batch)]
+    return _loader(TestImages(source, items, how), batches, workers)
+
+
+test_batches.__test__ = False  # type: ignore[attr-defined]
+
+
+def _loader(images: Dataset[Any], batches: Any, workers: int) -> DataLoader[Any]:
+    options: dict[str, Any] = {"prefetch_factor": 4} if workers else {}
+    return DataLoader(
+        images,
+        batch_sampler=batches,
+        num_workers=workers,
+        collate_fn=collate,
+        worker_init_fn=_quiet_worker,
+        generator=torch.Generator().manual_seed(0),  # nothing draws from it, and the global one stays untouched
+        **options,
+    )
+
+
+def _quiet_worker(_: int) -> None:
+    """Ctrl-C is for the process that trains: it saves, then ends its workers."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    torch.set_num_threads(1)

@@ -1,0 +1,54 @@
+"""Find the images that cannot be decoded, before a long run meets them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from PIL import Image
+
+from patchloom.data.sources import Item, Source, UnreadableImage
+from patchloom.errors import PatchloomError
+
+Progress = Callable[[int, int], None]
+_Result = TypeVar("_Result")
+_BATCH = 256  # images handed to the threads at a time: a million waiting tasks would take gigabytes
+
+
+def find_unreadable(
+    source: Source, items: Iterable[Item], progress: Progress | None = None, workers: int = 2
+) -> dict[str, str]:
+    """The keys that cannot be decoded, each with the true reason. Every image is decoded fully, in threads."""
+
+    def look(item: Item) -> str | None:
+        try:
+            source.read(item)
+        except PatchloomError as error:
+            return reason_of(error)
+        return None
+
+    return {item.key: reason for item, reason in in_threads(look, items, progress, workers) if reason is not None}
+
+
+def reason_of(error: PatchloomError) -> str:
+    """Why an image cannot be read, without its name where the error tells them apart."""
+    return error.reason if isinstance(error, UnreadableImage) else str(error)
+
+
+def in_threads(
+    function: Callable[[Item], _Result], items: Iterable[Item], progress: Progress | None = None, workers: int = 2
+) -> list[tuple[Item, _Result]]:
+    """Each item with what the function gives for it, in order; Pillow decodes outside Python's lock."""
+    todo = list(items)
+    done: list[tuple[Item, _Result]] = []
+    with warnings.catch_warnings(), ThreadPoolExecutor(max_workers=max(1, workers)) as pool:
+        warnings.filterwarnings("ignore", category=UserWarning, module="PIL")  # what is damaged but can be read
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        for start in range(0, len(todo), _BATCH):
+            batch = todo[start : start + _BATCH]
+            done += zip(batch, pool.map(function, batch), strict=True)
+            if progress:
+                progress(len(done), len(todo))
+    return done

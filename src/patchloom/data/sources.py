@@ -1,0 +1,581 @@
+"""Where labelled images come from: folders of classes, CSV manifests, scikit-learn's digits; and how they are split.
+
+Sets kept in other ways (torchvision's, tar shards, Hugging Face's) are in `archives`.
+"""
+
+from __future__ import annotations
+
+import copy
+import csv
+import hashlib
+import io
+import os
+from collections import Counter, defaultdict, deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from patchloom.data.images import read_image
+from patchloom.errors import PatchloomError, did_you_mean
+
+EXTENSIONS = frozenset(
+    {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".bmp", ".dib", ".tif", ".tiff", ".webp"}
+    | {".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".j2k", ".avif"}
+)
+SPLIT_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+LAYOUTS = """Data can be
+  FOLDER/CLASS/image.jpg          a folder a class
+  FOLDER/train/CLASS/image.jpg    with val (or valid, validation) and test beside train
+  FILE.csv                        a column `path`, a column of labels, perhaps a column `split`
+  digits                          scikit-learn's handwritten digits
+  torchvision:NAME:FOLDER, wds:SHARDS, hf:FOLDER"""
+
+# A file is opened by what it contains, whatever its name says, and Pillow hands some formats to other programs.
+_FORMATS = frozenset({"JPEG", "MPO", "PNG", "GIF", "BMP", "DIB", "TIFF", "WEBP", "PPM", "JPEG2000", "AVIF"})
+_LEFTOVERS = frozenset({"__MACOSX", "@eaDir"})  # hidden folders by another name: macOS archives, Synology disks
+_FIFTH = 5
+
+Rows = dict[str, list[tuple[str, str]]]  # for each split, keys with the names of their classes
+
+
+class UnreadableImage(PatchloomError):
+    """An image that cannot be decoded; `reason` says why, without the name of the file."""
+
+    def __init__(self, text: str, reason: str = "") -> None:
+        super().__init__(text)
+        self.reason = reason or text
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One labelled image of a source."""
+
+    key: str  # stable name within the source: the path relative to it, or a number
+    label: int  # index into class_names
+
+
+class Source:
+    """Labelled images with names: `splits` lists them, `read` decodes one.
+
+    `splits` has those of "train", "val" and "test" that the data has, and otherwise one list, "all".
+    """
+
+    flips: bool = True  # whether a mirrored image keeps its label
+
+    def __init__(
+        self, where: str, class_names: Iterable[str], splits: dict[str, list[Item]], notes: Iterable[str] = ()
+    ) -> None:
+        self.where = where
+        self.class_names = tuple(class_names)
+        self.splits = splits
+        self.notes = list(notes)
+
+    def read(self, item: Item) -> Image.Image:
+        """The image, RGB and upright. What cannot be decoded is a `PatchloomError` with the file and the reason."""
+        return decode(self.data(item), str(self.path(item) or f"{item.key} of {self.where}"))
+
+    def data(self, item: Item) -> bytes | None:
+        """The encoded image; None where the source holds pixels. A missing file is an `UnreadableImage`."""
+        path = self.path(item)
+        if path is None:
+            return None
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise UnreadableImage(f"{path} cannot be read as an image: {reason}", reason) from error
+
+    def path(self, item: Item) -> Path | None:  # noqa: ARG002 - for sources that have files
+        """The file, where there is one."""
+        return None
+
+    def size(self, item: Item) -> int | None:
+        """The bytes of the encoded image where they cost little to know."""
+        path = self.path(item)
+        try:
+            return path.stat().st_size if path else None
+        except OSError:
+            return None
+
+    def fingerprint(self) -> str:
+        """One value for the data set: it changes with names, labels, splits and sizes, not with the place."""
+        rows = sorted(
+            (split, item.key, self.class_names[item.label], str(self.size(item)))
+            for split, items in self.splits.items()
+            for item in items
+        )
+        digest = hashlib.sha256()
+        for row in rows:
+            digest.update(_bytes_of("\0".join(row)) + b"\n")
+        return digest.hexdigest()
+
+    def without(self, bad: Collection[str]) -> Source:
+        """A copy that leaves these keys out of every split. The classes stay, so that labels do."""
+        gone = frozenset(bad)
+        kept = copy.copy(self)
+        kept.splits = {name: [item for item in items if item.key not in gone] for name, items in self.splits.items()}
+        return kept
+
+    def items(self) -> list[Item]:
+        """All images, split after split."""
+        return [item for items in self.splits.values() for item in items]
+
+
+class FileSource(Source):
+    """Images in files: a key is a path relative to `root`, or an absolute one."""
+
+    def __init__(self, root: Path, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.root = root
+
+    def path(self, item: Item) -> Path:
+        return self.root / item.key
+
+
+class ArraySource(Source):
+    """Images held in memory: the number of an image in `pixels` is the last part of its key."""
+
+    def __init__(self, pixels: dict[str, np.ndarray], *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.pixels = pixels
+
+    def read(self, item: Item) -> Image.Image:
+        split, _, number = item.key.rpartition("/")
+        return Image.fromarray(self.pixels[split][int(number)]).convert("RGB")
+
+
+def open_source(where: str | PathLike[str], labels: str | None = None) -> Source:
+    """The labelled images at `where`: a folder, a CSV manifest, "digits", or one of the prefixes of `archives`.
+
+    `labels` names the column of labels where there are several.
+    """
+    name = os.fspath(where)
+    if isinstance(where, str):
+        if name == "digits":
+            _refuse_labels(name, labels)
+            return _open_digits()
+        prefix, _, rest = name.partition(":")
+        if prefix in ("torchvision", "wds", "hf"):
+            from patchloom.data import archives
+
+            return archives.open_archive(prefix, rest, labels)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        _refuse_labels(name, labels)
+        return _open_folder(name, path)
+    if path.is_file():
+        return _open_manifest(name, path, labels)
+    raise PatchloomError(f"{name} does not exist.{_near(path)}\n{LAYOUTS}")
+
+
+def decode(data: bytes | None, name: str) -> Image.Image:
+    """An encoded image, RGB and upright; `name` is for the error."""
+    try:
+        if not data:
+            raise ValueError("the file is empty")
+        image = open_header(data)
+        if image.mode == "P" and "transparency" in image.info:  # Pillow warns if such a palette goes straight to RGB
+            return ImageOps.exif_transpose(image).convert("RGBA").convert("RGB")
+        return read_image(io.BytesIO(data))  # type: ignore[arg-type] # Pillow takes files too
+    except Exception as error:  # damaged files make Pillow's decoders raise errors of every kind
+        reason = _reason(error, data)
+        raise UnreadableImage(f"{name} cannot be read as an image: {reason}", reason) from error
+
+
+def open_header(data: bytes) -> Image.Image:
+    """The image with nothing decoded yet, unless its format is unknown or it has more pixels than Pillow deems safe.
+
+    Pillow itself only warns of an image between its limit and twice its limit.
+    """
+    image = Image.open(io.BytesIO(data), formats=_formats())
+    limit = Image.MAX_IMAGE_PIXELS
+    if limit is not None and image.width * image.height > limit:
+        raise ValueError(f"{image.width} x {image.height} pixels are more than Pillow's limit of {limit}")
+    return image
+
+
+@cache
+def _formats() -> tuple[str, ...]:
+    Image.init()
+    return tuple(sorted(_FORMATS & set(Image.OPEN)))
+
+
+def _reason(error: BaseException, data: bytes | None) -> str:
+    if isinstance(error, PatchloomError) and error.__cause__ is not None:
+        error = error.__cause__
+    if isinstance(error, UnidentifiedImageError):
+        return f"no image format that is read here; it begins with {(data or b'')[:12]!r}"
+    if isinstance(error, (OSError, ValueError, SyntaxError, Image.DecompressionBombError, Warning)) and str(error):
+        return str(error)
+    return f"{type(error).__name__}: {error}"
+
+
+def _bytes_of(text: str) -> bytes:
+    """Also for names of files that are no UTF-8."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _refuse_labels(name: str, labels: str | None) -> None:
+    if labels is not None:
+        raise PatchloomError(
+            f"Labels {labels!r}: only a CSV manifest, wds: and hf: have label columns; {name} has none."
+        )
+
+
+def _near(path: Path) -> str:
+    try:
+        return did_you_mean(path.name, os.listdir(path.parent))
+    except OSError:
+        return ""
+
+
+# --- digits
+
+
+def _open_digits() -> Source:
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise PatchloomError("The data set digits needs scikit-learn: pip install scikit-learn") from error
+    images, labels = load_digits(return_X_y=True)
+    pixels = np.round(images.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
+    order = np.random.RandomState(0).permutation(len(pixels))  # RandomState: the same order in every version of numpy
+    held_out = len(pixels) // _FIFTH
+
+    def items(numbers: np.ndarray) -> list[Item]:
+        return [Item(str(number), int(labels[number])) for number in sorted(numbers.tolist())]
+
+    splits = {"train": items(order[held_out:]), "val": items(order[:held_out])}
+    source = ArraySource({"": pixels}, "digits", map(str, range(10)), splits)
+    source.flips = False
+    return source
+
+
+# --- folders
+
+
+class _Walk:
+    """The image files of class folders, each real folder visited once, whatever symbolic links say.
+
+    Real folders come first and links to folders after them, so that what is found does not hang on the order of names.
+    """
+
+    def __init__(self, root: Path) -> None:
+        real = Path(os.path.realpath(root))
+        self.visited = {real, *real.parents}
+        self.files: dict[str, list[str]] = {}
+        self.others: Counter[str] = Counter()
+        self.links: list[str] = []
+
+    def run(self, root: Path, folders: Iterable[Path]) -> None:
+        pending: deque[tuple[str, Path]] = deque()
+        postponed: deque[tuple[str, Path]] = deque()
+        for folder in folders:
+            (postponed if folder.is_symlink() else pending).append((folder.name, folder))
+        while pending or postponed:
+            name, folder = (pending or postponed).popleft()
+            real = Path(os.path.realpath(folder))
+            if real in self.visited:
+                self.links.append(folder.relative_to(root).as_posix())
+                continue
+            self.visited.add(real)
+            found = self.files.setdefault(name, [])
+            inside = folder.relative_to(root).as_posix()
+            for entry in _visible(folder):
+                if entry.is_dir():
+                    (postponed if entry.is_symlink() else pending).append((name, Path(entry.path)))
+                elif _is_image(entry):
+                    found.append(f"{inside}/{entry.name}")
+                else:
+                    self.others[Path(entry.name).suffix.lower() or entry.name] += 1
+
+    def notes(self) -> Iterator[str]:
+        if self.others:
+            kinds = ", ".join(sorted(self.others)[:8])
+            yield f"{_count(sum(self.others.values()), 'file')} with other endings left aside: {kinds}."
+        for link in sorted(self.links):
+            yield f"The link {link} leads to a folder that is read already; it is not followed."
+
+
+def _visible(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            seen = [entry for entry in entries if not entry.name.startswith(".") and entry.name not in _LEFTOVERS]
+    except OSError as error:
+        raise PatchloomError(f"The folder {folder} cannot be read: {error.strerror or error}") from error
+    return sorted(seen, key=lambda entry: entry.name)
+
+
+def _is_image(entry: os.DirEntry[str]) -> bool:
+    """A file with the ending of an image; a broken link counts, so that reading it says what is wrong."""
+    named = os.path.splitext(entry.name)[1].lower() in EXTENSIONS
+    return named and (entry.is_file() or (entry.is_symlink() and not os.path.exists(entry.path)))
+
+
+def _folders(folder: Path) -> list[Path]:
+    return [Path(entry.path) for entry in _visible(folder) if entry.is_dir()]
+
+
+def _open_folder(where: str, root: Path) -> Source:
+    split_folders = _split_folders(where, root)
+    notes = []
+    if split_folders:
+        unused = [folder.name for folder in _folders(root) if folder not in split_folders.values()]
+        if unused:
+            notes.append(f"Folders beside the splits left aside: {', '.join(unused)}.")
+    walks = {split: _walk(root, folder) for split, folder in (split_folders or {"all": root}).items()}
+    if not any(files for walk in walks.values() for files in walk.files.values()):
+        raise PatchloomError(_nothing_found(where, root))
+    first = walks.get("train") or walks.get("all")
+    class_names = sorted(first.files if first else {name for walk in walks.values() for name in walk.files})
+    found = {split: [(key, name) for name, keys in walk.files.items() for key in keys] for split, walk in walks.items()}
+    splits = label_by_name(where, class_names, found)
+    for split, folder in (split_folders or {"all": root}).items():
+        notes += [*walks[split].notes(), *_stray_notes(folder)]
+    return FileSource(root, where, class_names, _filled(splits, notes), [*notes, *class_notes(class_names, splits)])
+
+
+def _walk(root: Path, folder: Path) -> _Walk:
+    walk = _Walk(folder)
+    walk.run(root, _folders(folder))
+    return walk
+
+
+def _split_folders(where: str, root: Path) -> dict[str, Path]:
+    """The folders train, val and test, if that is the layout; beside other classes, one may be called train."""
+    folders = _folders(root)
+    named: dict[str, list[Path]] = defaultdict(list)
+    for folder in folders:
+        if folder.name.lower() in SPLIT_NAMES:
+            named[SPLIT_NAMES[folder.name.lower()]].append(folder)
+    mixed = sum(map(len, named.values())) < len(folders)
+    if mixed and not any(_folders(folder) and not _images_in(folder) for folder in named.get("train", [])):
+        return {}
+    for split, several in named.items():
+        if len(several) > 1:
+            names = " and ".join(folder.name for folder in several)
+            raise PatchloomError(f"{where} has {names}, which both mean {split}; keep one of them.")
+    return {split: named[split][0] for split in ("train", "val", "test") if split in named}
+
+
+def _images_in(folder: Path) -> list[str]:
+    return [entry.name for entry in _visible(folder) if not entry.is_dir() and _is_image(entry)]
+
+
+def _stray_notes(folder: Path) -> Iterator[str]:
+    stray = _images_in(folder)
+    if stray:
+        yield f"{_count(len(stray), 'image')} outside class folders left aside: {', '.join(stray[:3])}" + (
+            ", ..." if len(stray) > 3 else "."
+        )
+
+
+def _nothing_found(where: str, root: Path) -> str:
+    entries = _visible(root)
+    in_splits = [f"{folder.name}/{name}" for folder in _folders(root) for name in _images_in(folder)]
+    images = _images_in(root) or in_splits
+    names = [entry.name + ("/" if entry.is_dir() else "") for entry in entries]
+    if images:
+        found = f"{where} has {_count(len(images), 'image')}, such as {images[0]}, but no class folders with images"
+    elif names:
+        found = f"{where} has no images in class folders; it has {', '.join(names[:6])}{', ...' if names[6:] else ''}"
+    else:
+        found = f"{where} is an empty folder"
+    hint = ""
+    if any(name.endswith(".tar") for name in names):
+        hint = f" For tar shards, say wds:{where}."
+    elif {"dataset_dict.json", "dataset_info.json"} & set(names):
+        hint = f" For a Hugging Face data set, say hf:{where}."
+    return f"{found}.{hint}\n{LAYOUTS}"
+
+
+# --- what folders, manifests and archives share
+
+
+def label_by_name(where: str, class_names: Sequence[str], found: Rows) -> dict[str, list[Item]]:
+    """Items, sorted by key, from (key, name of class). Labels go by name; what training lacks is refused."""
+    index = {name: number for number, name in enumerate(class_names)}
+    for split, rows in found.items():
+        unknown = sorted({name for _, name in rows} - set(index))
+        if unknown:
+            shown = ", ".join(map(repr, unknown[:5])) + (", ..." if unknown[5:] else "")
+            raise PatchloomError(
+                f"{where}: {split} has {_count(len(unknown), 'class', 'classes')} that train lacks: {shown}. "
+                f"Rename them as in train, add them to train, or leave them out of {split}."
+            )
+    return {split: sorted((Item(k, index[n]) for k, n in rows), key=lambda i: i.key) for split, rows in found.items()}
+
+
+def _filled(splits: dict[str, list[Item]], notes: list[str]) -> dict[str, list[Item]]:
+    for name, items in splits.items():
+        if not items:
+            notes.append(f"The split {name} has no images.")
+    return {name: items for name, items in splits.items() if items}
+
+
+def class_notes(class_names: Sequence[str], splits: dict[str, list[Item]]) -> Iterator[str]:
+    """What is worth knowing of the classes: those without images, and whether there is one only."""
+    counts = Counter(item.label for items in splits.values() for item in items)
+    empty = [name for label, name in enumerate(class_names) if not counts[label]]
+    if empty:
+        yield f"{_count(len(empty), 'class', 'classes')} without images: {', '.join(empty)}."
+    if len(class_names) == 1:
+        yield f"There is one class only, {class_names[0]}."
+
+
+def _count(number: int, one: str, many: str | None = None) -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+# --- CSV manifests
+
+
+def _open_manifest(where: str, path: Path, labels: str | None) -> Source:
+    if path.suffix.lower() != ".csv":
+        raise PatchloomError(f"{where} is a file, but no CSV manifest (FILE.csv).\n{LAYOUTS}")
+    rows, header = _read_rows(where, path)
+    column = label_column(where, [name for name in header if name not in ("path", "split")], labels)
+    found: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    seen: dict[str, tuple[str, int]] = {}
+    counted: set[tuple[str, str]] = set()
+    for line, row in rows:
+        key, name, split = _manifest_row(where, path, line, row, column, "split" in header)
+        before, at = seen.setdefault(key, (name, line))
+        if before != name:
+            raise PatchloomError(f"{where}: {key} is {before!r} in line {at} and {name!r} in line {line}.")
+        if (split, key) not in counted:
+            counted.add((split, key))
+            found[split].append((key, name))
+    if not found:
+        raise PatchloomError(f"{where} has a header and no rows.")
+    in_order: Rows = {split: found[split] for split in ("train", "val", "test", "all") if split in found}
+    trained = in_order.get("train") or [row for rows_ in in_order.values() for row in rows_]
+    class_names = sorted({name for _, name in trained})
+    splits = label_by_name(where, class_names, in_order)
+    repeated = len(rows) - len(counted)
+    notes = [f"{_count(repeated, 'row')} repeated an earlier one and counted once."] if repeated else []
+    return FileSource(path.parent, where, class_names, splits, [*notes, *class_notes(class_names, splits)])
+
+
+def _read_rows(where: str, path: Path) -> tuple[list[tuple[int, dict[str, str]]], list[str]]:
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file, strict=True)
+            header = [name.strip() for name in next(reader, [])]
+            _check_header_row(where, header)
+            rows = []
+            for cells in reader:
+                if not any(cell.strip() for cell in cells):
+                    continue
+                if len(cells) != len(header):
+                    raise PatchloomError(
+                        f"{where}, line {reader.line_num}: {_count(len(cells), 'value')} for "
+                        f"{len(header)} columns ({', '.join(header)})."
+                    )
+                rows.append((reader.line_num, dict(zip(header, cells, strict=True))))
+            return rows, header
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise PatchloomError(f"{where} cannot be read as a CSV file in UTF-8: {error}") from error
+    except OSError as error:
+        raise PatchloomError(f"{where} cannot be read: {error.strerror or error}") from error
+
+
+def _check_header_row(where: str, header: list[str]) -> None:
+    if "path" not in header:
+        columns = ", ".join(header)[:200] or "none"
+        raise PatchloomError(f"{where} has no column `path` in its first line; columns: {columns}.\n{LAYOUTS}")
+    twice = [name for name, count in Counter(header).items() if count > 1]
+    if twice:
+        raise PatchloomError(f"{where} has the column {twice[0]!r} more than once.")
+
+
+def label_column(where: str, columns: Sequence[str], labels: str | None) -> str:
+    """The column of labels: the one asked for, or the only one."""
+    listed = ", ".join(columns) or "none"
+    if labels is not None and labels not in columns:
+        raise PatchloomError(
+            f"{where} has no label column {labels!r}.{did_you_mean(labels, columns)} Label columns: {listed}."
+        )
+    if labels is not None:
+        return labels
+    if len(columns) != 1:
+        raise PatchloomError(f"{where} must say which column holds the labels (--labels COLUMN). Columns: {listed}.")
+    return columns[0]
+
+
+def _manifest_row(
+    where: str, path: Path, line: int, row: dict[str, str], column: str, has_split: bool
+) -> tuple[str, str, str]:
+    for name in ("path", column, *(["split"] if has_split else [])):
+        if not row[name].strip():
+            raise PatchloomError(f"{where}, line {line}: no value for {name!r}.")
+    split = "all"
+    if has_split:
+        said = row["split"].strip()
+        if said.lower() not in SPLIT_NAMES:
+            raise PatchloomError(f"{where}, line {line}: split {said!r}; it must be train, val or test.")
+        split = SPLIT_NAMES[said.lower()]
+    return _manifest_key(path.parent, row["path"].strip()), row[column].strip(), split
+
+
+def _manifest_key(folder: Path, said: str) -> str:
+    """Relative to the manifest where that is possible, so that a key stays the same when the data moves."""
+    if os.path.isabs(said):
+        plain = Path(os.path.normpath(said))
+        here = Path(os.path.abspath(folder))
+        return (plain.relative_to(here) if plain.is_relative_to(here) else plain).as_posix()
+    return Path(os.path.normpath(said)).as_posix()
+
+
+# --- splits
+
+
+@dataclass(frozen=True)
+class Split:
+    """What to train on and what to measure on; `how` is one sentence that a command says aloud."""
+
+    train: list[Item]
+    held_out: list[Item]
+    how: str
+
+
+def split_source(source: Source) -> Split:
+    """The data's own split, or a fifth of each class held out: the same files on every machine and in every run."""
+    splits = source.splits
+    train = splits.get("train") or splits.get("all")
+    if not train:
+        raise PatchloomError(f"{source.where} has no training images; it has {', '.join(splits) or 'nothing'}.")
+    for name in ("val", "test"):
+        if splits.get(name):
+            held_out = splits[name]
+            how = f"{len(train)} images to train on; {len(held_out)} of the data's own split {name} held out."
+            return Split(train, held_out, how)
+    held_keys = _fifth_of_each_class(train)
+    if not held_keys:
+        how = f"No class has two images: all {len(train)} are trained on, and measured on too."
+        return Split(train, train, how)
+    kept = [item for item in train if item.key not in held_keys]
+    held_out = [item for item in train if item.key in held_keys]
+    how = (
+        f"No split in the data: a fifth of each class, {_count(len(held_out), 'image')}, held out, "
+        f"chosen by file name; {len(kept)} to train on."
+    )
+    return Split(kept, held_out, how)
+
+
+def _fifth_of_each_class(items: list[Item]) -> set[str]:
+    by_class: dict[int, list[str]] = defaultdict(list)
+    for item in items:
+        by_class[item.label].append(item.key)
+    held: set[str] = set()
+    for keys in by_class.values():
+        if len(keys) > 1:
+            keys.sort(key=lambda key: hashlib.sha256(_bytes_of(key)).digest())
+            held.update(keys[: max(1, len(keys) // _FIFTH)])
+    return held

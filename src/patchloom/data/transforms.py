@@ -1,0 +1,151 @@
+"""From a photo to a training image of uint8, every draw from the image's own generator.
+
+Order: crop, flip, small affine moves, policy (RandAugment, AutoAugment, TrivialAugment, 3-Augment), colour jitter.
+Normalising, erasing and mixing follow on the device, for a whole batch (data/mixing.py).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageEnhance, ImageFilter, ImageOps
+
+from patchloom.compat import import_timm
+from patchloom.data.randomness import seeded_globals
+
+FILTERS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
+FILL = (124, 116, 104)  # ImageNet's mean colour, behind what geometric moves leave empty
+Size = tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Augment:
+    """The fields of a recipe that decide what happens to a training image; see Recipe for their meaning."""
+
+    crop: str = "rrc"
+    crop_scale: float = 0.08
+    flip: float = 0.5
+    augmentation: str = "none"
+    magnitude: float = 9.0
+    color_jitter: float = 0.0
+    affine: float = 0.0
+    interpolation: str = "bicubic"
+
+    def __call__(self, image: Image.Image, size: Size, seed: int) -> np.ndarray:
+        """An RGB image as (height, width, 3) uint8 of `size`."""
+        draw = random.Random(seed)
+        cut = random_resized_crop if self.crop == "rrc" else simple_random_crop
+        image = cut(image, size, draw, FILTERS[self.interpolation], self.crop_scale)
+        if draw.random() < self.flip:
+            image = ImageOps.mirror(image)
+        if self.affine:
+            image = small_affine(image, draw, self.affine)
+        if self.augmentation == "three":
+            image = one_of_three(image, draw)
+        elif self.augmentation != "none":
+            policy = _policy(self.augmentation, self.magnitude)
+            with seeded_globals(draw.getrandbits(63)):
+                image = policy(image)
+        if self.color_jitter:
+            image = jitter(image, draw, self.color_jitter)
+        return np.asarray(image)
+
+
+def random_resized_crop(
+    image: Image.Image, size: Size, draw: random.Random, how: Image.Resampling, least: float = 0.08
+) -> Image.Image:
+    """A crop of an area U(least, 1) and a log-uniform aspect 3/4 to 4/3, ten tries, then the centre; resized."""
+    width, height = image.size
+    for _ in range(10):
+        area = width * height * draw.uniform(least, 1)
+        aspect = math.exp(draw.uniform(math.log(3 / 4), math.log(4 / 3)))
+        w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < w <= width and 0 < h <= height:
+            left, top = draw.randint(0, width - w), draw.randint(0, height - h)
+            break
+    else:
+        w, h = min(width, round(height * 4 / 3)), min(height, round(width * 4 / 3))
+        left, top = (width - w) // 2, (height - h) // 2
+    return image.resize((size[1], size[0]), how, box=(left, top, left + w, top + h))
+
+
+def simple_random_crop(
+    image: Image.Image, size: Size, draw: random.Random, how: Image.Resampling, _: float = 0, pad: int = 4
+) -> Image.Image:
+    """DeiT III's simple random crop: the shorter side to S, four pixels of reflection all round, an S x S crop."""
+    height, width = size
+    scale = max(height / image.height, width / image.width)
+    resized = image.resize((max(width, int(image.width * scale)), max(height, int(image.height * scale))), how)
+    pad = min(pad, min(resized.size) - 1)
+    padded = np.pad(np.asarray(resized), ((pad, pad), (pad, pad), (0, 0)), mode="reflect")
+    top = draw.randint(0, padded.shape[0] - height)
+    left = draw.randint(0, padded.shape[1] - width)
+    return Image.fromarray(padded[top : top + height, left : left + width])
+
+
+def small_affine(image: Image.Image, draw: random.Random, strength: float) -> Image.Image:
+    """Rotation by up to 90 degrees times `strength`, zoom and shift by up to that share; the corners' mean behind."""
+    angle = math.radians(90 * strength * draw.uniform(-1, 1))
+    zoom = 1 + strength * draw.uniform(-1, 1)
+    dx, dy = (strength * side * draw.uniform(-1, 1) for side in image.size)
+    cx, cy = (image.width - 1) / 2, (image.height - 1) / 2
+    cos, sin = math.cos(angle) / zoom, math.sin(angle) / zoom
+    matrix = (cos, sin, cx - cos * (cx + dx) - sin * (cy + dy), -sin, cos, cy + sin * (cx + dx) - cos * (cy + dy))
+    pixels = np.asarray(image)
+    corners = pixels[[0, 0, -1, -1], [0, -1, 0, -1]].mean(axis=0).round().astype(int)
+    fill = tuple(int(value) for value in corners)
+    return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR, fillcolor=fill)
+
+
+def one_of_three(image: Image.Image, draw: random.Random) -> Image.Image:
+    """3-Augment's first part: exactly one of grey, solarised from 128 on, and blurred with a radius of U(0.1, 2)."""
+    choice = draw.randrange(3)
+    if choice == 0:
+        return ImageOps.grayscale(image).convert("RGB")
+    if choice == 1:
+        return ImageOps.solarize(image, 128)
+    return image.filter(ImageFilter.GaussianBlur(draw.uniform(0.1, 2)))
+
+
+def jitter(image: Image.Image, draw: random.Random, strength: float) -> Image.Image:
+    """Brightness, contrast and saturation by factors of U(1 - strength, 1 + strength), in a random order; no hue."""
+    enhancers = [ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color]
+    draw.shuffle(enhancers)
+    for enhance in enhancers:
+        image = enhance(image).enhance(draw.uniform(max(0, 1 - strength), 1 + strength))
+    return image
+
+
+@lru_cache
+def _policy(name: str, magnitude: float) -> Callable[[Image.Image], Image.Image]:
+    """Policies of timm and torchvision; they draw from the global generators."""
+    import_timm()  # first: it makes torchvision importable on a CPU
+    if name == "trivial":
+        theirs = import_module("torchvision.transforms")
+        return theirs.TrivialAugmentWide(interpolation=theirs.InterpolationMode.BICUBIC, fill=list(FILL))
+    timms = import_module("timm.data.auto_augment")
+    hparams = {"img_mean": FILL, "interpolation": Image.Resampling.BICUBIC}
+    if name == "auto":
+        policy = timms.auto_augment_transform("original", hparams)
+        ops = [op for group in policy.policy for op in group]
+    else:
+        policy = timms.rand_augment_transform(f"rand-m{magnitude:g}-mstd0.5-inc1", hparams)
+        ops = policy.ops
+    for op in ops:
+        if op.name.startswith("Posterize"):
+            op.aug_fn = _posterize
+    return policy
+
+
+def _posterize(image: Image.Image, bits: int, **_: Any) -> Image.Image:
+    """At the largest magnitude timm keeps 0 bits, which newer Pillow refuses: a black image."""
+    if bits >= 8:
+        return image
+    return ImageOps.posterize(image, bits) if bits >= 1 else Image.new("RGB", image.size)

@@ -1,0 +1,118 @@
+"""A training procedure as one flat, frozen, typed value: what a paper's table says, and where it says so."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_type_hints
+
+from patchloom.errors import PatchloomError, did_you_mean
+from patchloom.models.config import check_value, plain_number
+
+Sources = Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Every field is a `key=value` of `patchloom train`. `sources` says where each value comes from."""
+
+    name: str
+    summary: str = ""  # one line: what it trains, and for how long
+
+    # how long, and with what
+    epochs: int = 300
+    batch_size: int = 1024  # global: over all processes and accumulated steps
+    accumulate: int = 1  # steps whose gradients are added up to one update; the batch is divided by it
+    resolution: int | None = 224  # of training and evaluation; None: the model's own
+    seed: int = field(default=0, metadata={"least": 0})
+
+    # optimizer
+    optimizer: Literal["adamw", "lamb", "sgd"] = "adamw"
+    lr: float = 1e-3  # effective, at `batch_size`
+    lr_scaling: Literal["linear", "none"] = "none"  # what becomes of lr when only batch_size is changed
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    momentum: float = 0.9  # of SGD
+    nesterov: bool = False
+    weight_decay: float = 0.05
+    no_decay: tuple[str, ...] = ("norm", "scale", "position", "token")  # roles without decay, beside every vector
+    clip_grad: float = 0.0  # largest global norm of the gradient; 0: none. LAMB clips by itself at this norm
+
+    # learning rate over time
+    schedule: Literal["cosine", "step", "constant"] = "cosine"
+    schedule_by: Literal["step", "epoch"] = "step"
+    schedule_published: bool = False  # the published script's off-by-one: epoch e at the rate of epoch e - 1
+    warmup_epochs: float = 5.0
+    warmup_lr: float = 1e-6
+    min_lr: float = 1e-5
+    decay_epochs: tuple[int, ...] = ()  # of schedule "step": divide by 10 after these
+    # loss
+    loss: Literal["ce", "bce"] = "ce"
+    label_smoothing: float = 0.1
+    bce_threshold: float | None = 0.0  # a mixed target above it counts as 1 (DeiT III); None: soft targets stay soft
+
+    # augmentation
+    crop: Literal["rrc", "src"] = "rrc"  # random resized crop, simple random crop
+    crop_scale: float = 0.08  # least share of the image's area that a random resized crop keeps
+    flip: float = 0.5
+    augmentation: Literal["rand", "auto", "trivial", "three", "none"] = "rand"
+    magnitude: float = 9.0  # of RandAugment
+    color_jitter: float = 0.0
+    affine: float = 0.0  # small moves: rotation by up to 90 degrees times this, shift and zoom by up to this share
+    erasing: float = 0.25
+    mixup: float = 0.8
+    cutmix: float = 1.0
+    mix_probability: float = 1.0
+    switch_probability: float = 0.5  # of CutMix where both are on
+    repeated_augmentation: int = 1
+    interpolation: Literal["bicubic", "bilinear"] = "bicubic"
+
+    # network
+    drop_path: float | None = None  # None: as the model says
+    layerscale: float | None = None  # LayerScale's start; None: as the model says
+
+    # averaging and evaluation
+    ema: float = 0.0  # decay of the averaged weights; 0: none
+    ema_warmup: bool = True  # a decay of (1 + t) / (10 + t) while that is smaller
+    test_crop_ratio: float = 0.875
+
+    # the machine
+    precision: Literal["float32", "bf16", "fp16"] = "float32"
+    workers: int = field(default=2, metadata={"least": 0})
+    checkpoint_every: str = "1 epoch"  # "30s", "500" steps or "1 epoch"
+    gradient_checkpointing: bool = False
+    compile: bool = False
+    shard: Literal["none", "full"] = "none"
+
+    sources: Sources = field(default_factory=dict)  # field -> where its value comes from
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(type(self))
+        for item in dataclasses.fields(self):
+            if item.name == "sources":
+                continue
+            value = plain_number(getattr(self, item.name))
+            if isinstance(value, list):
+                value = tuple(value)
+            check_value(f"the recipe {self.name}", item, value, hints[item.name])
+            object.__setattr__(self, item.name, value)
+        for name in ("drop_path", "flip", "erasing", "label_smoothing", "mix_probability", "switch_probability"):
+            if not 0 <= (getattr(self, name) or 0) <= 1:
+                raise PatchloomError(f"{name} of {self.name} is a share between 0 and 1, not {getattr(self, name)}.")
+        for name in ("lr", "weight_decay", "clip_grad", "warmup_epochs", "mixup", "cutmix", "affine", "min_lr"):
+            if getattr(self, name) < 0:
+                raise PatchloomError(f"{name} of {self.name} cannot be negative: {getattr(self, name)}.")
+        if not 0 <= self.ema < 1:
+            raise PatchloomError(f"ema of {self.name} is a decay of at least 0 and below 1, not {self.ema}.")
+
+    def replace(self, **changes: Any) -> Recipe:
+        """A copy with other values; an unknown field is refused with the nearest known."""
+        known = {item.name for item in dataclasses.fields(self)} - {"sources"}
+        for name in changes:
+            if name not in known:
+                raise PatchloomError(f"A recipe has no field {name!r}.{did_you_mean(name, known)}")
+        return dataclasses.replace(self, **changes)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**dataclasses.asdict(self), "sources": dict(self.sources)}

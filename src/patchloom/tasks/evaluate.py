@@ -1,0 +1,177 @@
+"""`evaluate` and `predict`: a network from anywhere on images from anywhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import glob
+import os
+from collections.abc import Iterable, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from patchloom.data.images import read_image, resize_and_crop
+from patchloom.data.mixing import normalise
+from patchloom.data.scan import find_unreadable
+from patchloom.data.sources import Item, Source, open_source, split_source
+from patchloom.errors import PatchloomError
+from patchloom.models.network import Network, unwrapped
+from patchloom.training.console import Console
+from patchloom.training.evaluation import Scores, score
+from patchloom.weights.load import load
+
+Model = Network | str | PathLike[str]
+IMAGE_ENDINGS = {".jpg", ".jpeg", ".png", ".gif", ".bmp", ".tif", ".tiff", ".webp", ".ppm", ".pgm"}
+
+
+def evaluate(model: Model, data: str | PathLike[str], **options: Any) -> dict[str, Any]:
+    """top1, top5, loss, ece (fractions), count and per_class of a model on labelled images; options as of `scores`."""
+    return scores(model, data, **options).summary()
+
+
+def scores(
+    model: Model,
+    data: str | PathLike[str],
+    *,
+    labels: str | None = None,
+    split: str | None = None,
+    crop_ratio: float | None = None,
+    resolution: int | None = None,
+    batch: int = 128,
+    workers: int = 0,
+    strict: bool = False,
+    console: Console | None = None,
+) -> Scores:
+    """What a model says of every labelled image.
+
+    split        "train", "val", "test" or "all"; by default val (or test) where the data has one, else the fifth that
+                 training holds out
+    crop_ratio   of the test crop; by default the one that travels with the weights
+    resolution   another image size: positions and cross-patch matrices are resized
+    """
+    console = console or Console(quiet=True)
+    network = open_model(model, resolution)
+    source = open_source(data, labels)
+    everything = [item for items in source.splits.values() for item in items]
+    bad = find_unreadable(source, everything)
+    if bad:
+        from patchloom.tasks.classify import report_skipped
+
+        report_skipped(bad, console, strict)
+    usable = source.without(bad)
+    items = _choose(usable, split)
+    how = network.preprocessing
+    if crop_ratio is not None:
+        how = dataclasses.replace(how, crop_ratio=crop_ratio)
+    return score(network, usable, _relabel(items, source, network), how, batch=batch, workers=workers)
+
+
+def open_model(model: Model, resolution: int | None = None) -> Network:
+    """A network in eval mode, on the GPU where there is one."""
+    if isinstance(model, str | PathLike):
+        network = load(model, img_size=resolution)
+    else:
+        network = unwrapped(model)
+        if resolution is not None and network.config.img_size != (resolution, resolution):
+            raise PatchloomError("Another resolution needs weights that are loaded: save the model, evaluate the file.")
+    return network.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+
+
+def _choose(source: Source, split: str | None) -> list[Item]:
+    if split == "all":
+        return [item for items in source.splits.values() for item in items]
+    if split in source.splits:
+        return source.splits[split]
+    held = split_source(source)
+    if split in ("train", "val", None):
+        return held.train if split == "train" else held.held_out
+    raise PatchloomError(f"{source.where} has no split {split!r}; it has {', '.join(source.splits)}.")
+
+
+def _relabel(items: Sequence[Item], source: Source, network: Network) -> list[Item]:
+    """Labels as places in the network's outputs: classes are matched by name."""
+    names = network.class_names
+    if names is None:
+        if len(source.class_names) != network.config.num_classes:
+            raise PatchloomError(
+                f"The model has {network.config.num_classes} classes without names, {source.where} has "
+                f"{len(source.class_names)}."
+            )
+        return list(items)
+    used = {item.label for item in items}
+    unknown = [source.class_names[label] for label in sorted(used) if source.class_names[label] not in names]
+    if unknown:
+        raise PatchloomError(
+            f"{source.where} has classes that the model does not know: {', '.join(unknown[:10])}. "
+            f"It knows {', '.join(names[:10])}{' ...' if len(names) > 10 else ''}."
+        )
+    place = {label: names.index(source.class_names[label]) for label in used}
+    return [dataclasses.replace(item, label=place[item.label]) for item in items]
+
+
+def predict(
+    model: Model, images: str | PathLike[str] | Iterable[str | PathLike[str]], *, top: int = 5, batch: int = 64
+) -> list[dict[str, Any]]:
+    """For each image file, in order, {path, predictions: [{class, probability}]} or {path, error}.
+
+    `images` are files, folders (all images in them) and glob patterns.
+    """
+    network = open_model(model)
+    several = [images] if isinstance(images, str | PathLike) else list(images)
+    paths = [path for given in several for path in _expand(given)]
+    rows: list[dict[str, Any]] = []
+    for i in range(0, len(paths), batch):
+        rows += _predict_batch(network, paths[i : i + batch], top)
+    return rows
+
+
+def _expand(given: str | PathLike[str]) -> list[Path]:
+    path = Path(given)
+    if path.is_dir():
+        found = sorted(p for p in path.rglob("*") if p.suffix.lower() in IMAGE_ENDINGS and not _hidden(p, path))
+        if not found:
+            raise PatchloomError(f"The folder {path} holds no image.")
+        return found
+    if not path.exists() and glob.has_magic(os.fspath(given)):
+        matches = sorted(glob.glob(os.fspath(given), recursive=True))
+        if not matches:
+            raise PatchloomError(f"No file matches {os.fspath(given)!r}.")
+        return [Path(match) for match in matches if not Path(match).is_dir()]
+    return [path]  # one that does not exist becomes a row with an error
+
+
+def _hidden(path: Path, root: Path) -> bool:
+    return any(part.startswith(".") for part in path.relative_to(root).parts)
+
+
+def _predict_batch(network: Network, paths: list[Path], top: int) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    pictures = []
+    for path in paths:
+        try:
+            pictures.append(np.asarray(resize_and_crop(read_image(path), network.preprocessing)))
+            rows.append({"path": str(path)})
+        except PatchloomError as error:
+            rows.append({"path": str(path), "error": str(error)})
+    if pictures:
+        good = [row for row in rows if "error" not in row]
+        for row, chances in zip(good, _probabilities(network, np.stack(pictures)), strict=True):
+            row["predictions"] = _best(network, chances, top)
+    return rows
+
+
+@torch.inference_mode()
+def _probabilities(network: Network, pictures: np.ndarray) -> np.ndarray:
+    how, device = network.preprocessing, next(network.parameters()).device
+    logits = network(normalise(torch.from_numpy(pictures).to(device), how.mean, how.std))
+    assert isinstance(logits, torch.Tensor)
+    return logits.float().softmax(dim=-1).cpu().numpy()
+
+
+def _best(network: Network, chances: np.ndarray, top: int) -> list[dict[str, Any]]:
+    names = network.class_names or tuple(map(str, range(len(chances))))
+    order = np.argsort(-chances, kind="stable")[:top]
+    return [{"class": names[i], "probability": float(chances[i])} for i in order]

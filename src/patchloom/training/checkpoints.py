@@ -1,0 +1,188 @@
+"""Checkpoints: whole or absent, checked when written and when read, written beside training.
+
+One safetensors file each, `step-00001234.safetensors`: the tensors of the state, and as metadata the rest of it as
+JSON with a SHA-256 digest over all. A file is written aside, synced, read back, then renamed. The last two are kept,
+and `best.safetensors`, a second name of the one with the best metric.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from patchloom.errors import PatchloomError, StoppedError
+from patchloom.weights.files import CHECKPOINT_KEY
+
+_DTYPES = {
+    torch.float32: "F32", torch.float64: "F64", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+
+
+@dataclass
+class State:
+    """All that a run needs to go on: tensors by name, and plain JSON."""
+
+    tensors: dict[str, Tensor]
+    info: dict[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints of one run."""
+
+    KEPT = 2
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._pending: Future[None] | None = None
+
+    def save(self, state: State, best: bool = False) -> None:
+        """Write in the background what the state is now; an error of the write before is raised here."""
+        self.wait()
+        snapshot = State({name: _snapshot(tensor) for name, tensor in state.tensors.items()}, dict(state.info))
+        self._pending = self._writer.submit(self._write, snapshot, best)
+
+    def wait(self) -> None:
+        """Until what was saved is on the disk."""
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            pending.result()
+
+    def newest(self, say: Callable[[str], None]) -> State | None:
+        """The last whole checkpoint; None where there is none. A damaged one is named, and the one before it taken."""
+        for path in sorted(self.folder.glob("tmp-*")):  # what a killed process was writing
+            path.unlink()
+        damaged = []
+        for path in reversed(self._kept()):
+            try:
+                return read_checkpoint(path)
+            except PatchloomError as error:
+                damaged.append(path.name)
+                say(f"{error} The checkpoint before it is used.")
+                path.rename(path.with_name(f"damaged-{path.name}"))
+        if damaged:
+            raise PatchloomError(f"Every checkpoint in {self.folder} is damaged: {', '.join(damaged)}.")
+        return None
+
+    def _kept(self) -> list[Path]:
+        return sorted(path for path in self.folder.glob("step-*.safetensors"))
+
+    def _write(self, state: State, best: bool) -> None:
+        step = state.info["step"]
+        path = self.folder / f"step-{step:08d}.safetensors"
+        aside = self.folder / f"tmp-{step:08d}.safetensors"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_checkpoint(aside, state)
+            read_checkpoint(aside)
+            if best:
+                second = self.folder / "tmp-best.safetensors"
+                second.unlink(missing_ok=True)
+                os.link(aside, second)
+                os.replace(second, self.folder / "best.safetensors")
+            os.replace(aside, path)
+            _sync(self.folder)
+        except (OSError, SafetensorError, RuntimeError, ValueError) as error:
+            with suppress(OSError):
+                aside.unlink()
+            kept = self._kept()
+            left = f" The last good one is {kept[-1].name}." if kept else ""
+            raise StoppedError(
+                f"The checkpoint of step {step} could not be written to {self.folder}: {error}.{left}"
+            ) from error
+        for old in self._kept()[: -self.KEPT]:
+            old.unlink(missing_ok=True)
+
+
+def write_checkpoint(path: Path, state: State) -> None:
+    """A safetensors file, streamed from memory: the library's writer would copy all of it first, holding Python up."""
+    tensors = dict(sorted(state.tensors.items()))
+    header: dict[str, Any] = {}
+    offset = 0
+    for name, tensor in tensors.items():
+        size = tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": _DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, offset + size],
+        }
+        offset += size
+    info = json.dumps(state.info)
+    metadata = {"format": "pt", CHECKPOINT_KEY: info, "sha256": _digest(info, tensors)}
+    text = json.dumps({"__metadata__": metadata, **header}).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little"))
+        file.write(text)
+        for tensor in tensors.values():
+            file.write(_bytes(tensor))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_checkpoint(path: Path) -> State:
+    """A checkpoint, checked against its digest."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+        info = metadata[CHECKPOINT_KEY]
+        if metadata["sha256"] != _digest(info, tensors):
+            raise ValueError("its digest does not fit its content")
+        return State(tensors, json.loads(info))
+    except (SafetensorError, KeyError, ValueError, OSError) as error:
+        raise PatchloomError(f"The checkpoint {path.name} is damaged: {error}.") from error
+
+
+def _digest(info: str, tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(info.encode())
+    for name in sorted(tensors):
+        digest.update(f"{name} {tensors[name].dtype} {list(tensors[name].shape)}".encode())
+        digest.update(_bytes(tensors[name]))
+    return digest.hexdigest()
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    return memoryview(flat.numpy())  # type: ignore[arg-type]
+
+
+def _snapshot(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True).contiguous()
+
+
+def _sync(folder: Path) -> None:
+    """Make the renames in a folder last."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def parse_interval(text: str) -> tuple[str, float]:
+    """("seconds" | "steps" | "epochs", how many) from "30s", "500" or "1 epoch"."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|seconds?|m|min|minutes?|h|hours?|steps?|epochs?)?\s*", str(text))
+    if not match or float(match[1]) <= 0:
+        raise PatchloomError(
+            f"checkpoint_every is a time (30s, 10m), a number of steps (500) or epochs (1 epoch), not {text!r}."
+        )
+    number, unit = float(match[1]), match[2] or "steps"
+    if unit[0] in "mh" or unit == "s" or unit.startswith("second"):
+        return "seconds", number * {"s": 1, "m": 60, "h": 3600}[unit[0]]
+    if number != int(number):
+        raise PatchloomError(f"checkpoint_every is a whole number of steps or epochs, not {text!r}.")
+    return ("epochs" if unit.startswith("epoch") else "steps"), number

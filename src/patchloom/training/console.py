@@ -1,0 +1,44 @@
+"""What a long command says: a moving line on a terminal, plain lines elsewhere, nothing from helper processes."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import TextIO
+
+
+@dataclass
+class Console:
+    """`say` prints a line; `progress` rewrites one, at most ten times a second, and only on a terminal."""
+
+    out: TextIO = field(default_factory=lambda: sys.stdout)
+    quiet: bool = False
+    _moving: bool = False
+    _last: float = 0.0
+
+    def say(self, text: str) -> None:
+        if self.quiet:
+            return
+        if self._moving:
+            self.out.write("\r\033[K")
+            self._moving = False
+        self.out.write(text + "\n")
+        self.out.flush()
+
+    def progress(self, text: str) -> None:
+        if self.quiet or not self.out.isatty() or monotonic() - self._last < 0.1:
+            return
+        self._last, self._moving = monotonic(), True
+        self.out.write("\r\033[K" + text)
+        self.out.flush()
+
+
+def duration(seconds: float) -> str:
+    """ "45 s", "3 min 20 s", "2 h 5 min"."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

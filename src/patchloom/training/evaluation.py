@@ -1,0 +1,114 @@
+"""How good a classifier is: one row an image, every image once, on any number of processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from patchloom.data.loader import test_batches
+from patchloom.data.mixing import normalise
+from patchloom.data.sources import Item, Source
+from patchloom.models.preprocessing import Preprocessing
+from patchloom.training.processes import Processes
+
+BINS = 15  # of the calibration error
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What a classifier said of each image, in the order of the images."""
+
+    labels: np.ndarray  # (N,)
+    predicted: np.ndarray  # (N,)
+    confidence: np.ndarray  # (N,), the probability of `predicted`
+    rank: np.ndarray  # (N,), how many classes are rated above the label
+    loss: np.ndarray  # (N,), cross-entropy
+    class_names: tuple[str, ...]
+
+    def figures(self) -> dict[str, float]:
+        """top1, top5 and loss, as fractions and a mean."""
+        return {
+            "loss": float(self.loss.mean()),
+            "top1": float((self.rank == 0).mean()),
+            "top5": float((self.rank < 5).mean()),
+        }
+
+    def summary(self) -> dict[str, Any]:
+        return {
+            "count": len(self.labels),
+            **self.figures(),
+            "ece": calibration_error(self.confidence, self.predicted == self.labels),
+            "per_class": {
+                name: {"count": int(here.sum()), "top1": float((self.rank[here] == 0).mean())}
+                for i, name in enumerate(self.class_names)
+                if (here := self.labels == i).any()
+            },
+        }
+
+    def confusion(self) -> np.ndarray:
+        """(classes, classes): rows are labels, columns predictions."""
+        table = np.zeros((len(self.class_names),) * 2, dtype=int)
+        np.add.at(table, (self.labels, self.predicted), 1)
+        return table
+
+
+def calibration_error(confidence: np.ndarray, correct: np.ndarray) -> float:
+    """Expected calibration error: |accuracy - confidence|, averaged over 15 bins of confidence by their share."""
+    bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
+    gaps = [
+        abs(float(correct[here].mean()) - float(confidence[here].mean())) * float(here.mean())
+        for i in range(BINS)
+        if (here := bins == i).any()
+    ]
+    return float(sum(gaps))
+
+
+@torch.inference_mode()
+def score(
+    network: Any,
+    source: Source,
+    items: Sequence[Item],
+    how: Preprocessing,
+    *,
+    batch: int = 128,
+    workers: int = 0,
+    processes: Processes | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Scores:
+    """Send every image through the network once. The labels of `items` are places in the network's outputs."""
+    processes = processes or Processes()
+    was_training = network.training
+    network.eval()
+    mine = list(range(processes.rank, len(items), processes.count))
+    # every process runs as many batches as the others, which sharded networks need; what is over is cut off
+    padded = mine + [0] * (-(-len(items) // processes.count) - len(mine))
+    rows = [np.empty((0, 5))]
+    loader = test_batches(source, padded, items, how, batch, workers)
+    for images, labels in loader:
+        x = normalise(images.to(processes.device), how.mean, how.std)
+        rows.append(_rows(network(x).float(), labels.to(processes.device)))
+        if progress:
+            progress(sum(len(part) for part in rows), len(mine))
+    network.train(was_training)
+    table = np.empty((len(items), 5))
+    for process, part in enumerate(processes.gather(np.concatenate(rows)[: len(mine)])):
+        table[process :: processes.count] = part
+    names = network.class_names or tuple(map(str, range(network.config.num_classes)))
+    labels, predicted, rank = (table[:, i].astype(int) for i in (0, 1, 3))
+    return Scores(labels, predicted, table[:, 2], rank, table[:, 4], names)
+
+
+def _rows(logits: torch.Tensor, labels: torch.Tensor) -> np.ndarray:
+    """(B, 5): label, prediction, its probability, rank of the label, loss."""
+    probabilities = logits.softmax(dim=-1)
+    confidence, predicted = probabilities.max(dim=-1)
+    own = logits.gather(1, labels[:, None])
+    rank = (logits > own).sum(dim=-1)
+    loss = nn.functional.cross_entropy(logits, labels, reduction="none")
+    columns = (labels, predicted, confidence, rank, loss)
+    return torch.stack([column.double() for column in columns], dim=1).cpu().numpy()

@@ -1,0 +1,62 @@
+"""Copies of the log for those who look elsewhere: TensorBoard where it is installed, Weights & Biases when asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+from patchloom.errors import PatchloomError
+
+
+class Mirror(Protocol):
+    def write(self, record: Mapping[str, Any]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class TensorBoard:
+    """Scalars by step, in RUN/tensorboard; what a resume writes again replaces what came after its checkpoint."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        writer = import_module("torch.utils.tensorboard").SummaryWriter
+        self.writer = writer(str(folder / "tensorboard"), purge_step=step + 1)
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        for name, value in record.items():
+            if isinstance(value, float) and name != "time":
+                self.writer.add_scalar(name, value, record["step"])
+        self.writer.flush()
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class WeightsAndBiases:
+    """One W&B run, named after the folder; resumed under the same id."""
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
+        try:
+            wandb = import_module("wandb")
+        except ImportError as error:
+            raise PatchloomError("--log wandb needs Weights & Biases: pip install wandb.") from error
+        self.run = wandb.init(
+            project="patchloom", id=folder.name, resume="allow", dir=str(folder), config=dict(settings)
+        )
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        self.run.log({key: value for key, value in record.items() if key != "step"}, step=record["step"])
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+def open_mirrors(folder: Path, settings: Mapping[str, Any], step: int) -> list[Mirror]:
+    mirrors: list[Mirror] = []
+    with suppress(ImportError):  # not installed: the log itself has everything
+        mirrors.append(TensorBoard(folder, step))
+    if settings.get("log") == "wandb":
+        mirrors.append(WeightsAndBiases(folder, settings))
+    return mirrors

@@ -1,0 +1,97 @@
+"""Optimizers, and which parameters decay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Optimizer
+
+from patchloom.models.roles import parameter_roles
+from patchloom.recipes.recipe import Recipe
+
+
+def parameter_groups(model: nn.Module, weight_decay: float, no_decay: Iterable[str]) -> list[dict[str, Any]]:
+    """Two groups, with and without decay. No decay for vectors (biases, norms, scales) and for the roles of `no_decay`.
+
+    Frozen parameters are left out.
+    """
+    spared, groups = set(no_decay), {True: [], False: []}  # type: ignore[var-annotated]
+    roles = parameter_roles(model)
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            decays = parameter.ndim > 1 and roles[name] not in spared
+            groups[decays].append(parameter)
+    return [
+        {"params": parameters, "weight_decay": weight_decay if decays else 0.0}
+        for decays, parameters in groups.items()
+        if parameters
+    ]
+
+
+def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
+    """The recipe's optimizer over the trainable parameters of a network."""
+    groups = parameter_groups(model, recipe.weight_decay, recipe.no_decay)
+    if recipe.optimizer == "sgd":
+        return SGD(groups, lr=recipe.lr, momentum=recipe.momentum, nesterov=recipe.nesterov)
+    if recipe.optimizer == "lamb":
+        return Lamb(groups, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps, max_grad_norm=recipe.clip_grad)
+    fused = recipe.shard == "none"  # one pass over each parameter
+    return AdamW(groups, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps, fused=fused)
+
+
+class Lamb(Optimizer):
+    """LAMB as the published runs used it (fact sheets of apex's and timm's): Adam's update, decay added to it, then
+
+        w <- w - lr (|w| / |update|) update
+
+    per tensor; no trust ratio for tensors without decay, or where a norm is 0. The gradient's global norm is clipped
+    at `max_grad_norm` (0: not at all) before anything else.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        max_grad_norm: float = 1.0,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        self.max_grad_norm = max_grad_norm
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        loss = closure() if closure is not None else None
+        if self.max_grad_norm:
+            everything = [p for group in self.param_groups for p in group["params"]]
+            nn.utils.clip_grad_norm_(everything, self.max_grad_norm)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, group)
+        return loss
+
+    def _update(self, weight: Tensor, group: dict[str, Any]) -> None:
+        state, (beta1, beta2) = self.state[weight], group["betas"]
+        if not state:
+            state["step"] = torch.zeros(())
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(weight), torch.zeros_like(weight)
+        state["step"] += 1
+        count = state["step"].item()
+        mean, square = state["exp_avg"], state["exp_avg_sq"]
+        mean.lerp_(weight.grad, 1 - beta1)
+        square.mul_(beta2).addcmul_(weight.grad, weight.grad, value=1 - beta2)
+        update = (mean / (1 - beta1**count)) / ((square / (1 - beta2**count)).sqrt_().add_(group["eps"]))
+        if not group["weight_decay"]:
+            weight.sub_(update, alpha=group["lr"])
+            return
+        update.add_(weight, alpha=group["weight_decay"])
+        weight_norm, update_norm = weight.norm(), update.norm()
+        trust = torch.where(
+            (weight_norm > 0) & (update_norm > 0), weight_norm / update_norm, torch.ones_like(weight_norm)
+        )
+        weight.sub_(update * (trust * group["lr"]))

@@ -1,0 +1,69 @@
+"""One process or many: ranks, the device, and the few things that processes tell one another."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process among those that torchrun started; alone, rank 0 of 1."""
+
+    rank: int = 0
+    count: int = 1
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that writes and speaks."""
+        return self.rank == 0
+
+    def gather(self, thing: Any) -> list[Any]:
+        """What every process has, by rank."""
+        if self.count == 1:
+            return [thing]
+        things: list[Any] = [None] * self.count
+        dist.all_gather_object(things, thing)
+        return things
+
+    def any(self, *flags: bool) -> tuple[bool, ...]:
+        """For each flag, whether it is up in any process."""
+        if self.count == 1:
+            return flags
+        raised = torch.tensor([float(flag) for flag in flags], device=self.device)
+        dist.all_reduce(raised, dist.ReduceOp.MAX)
+        return tuple(bool(value) for value in raised.tolist())
+
+    def total(self, value: float) -> float:
+        """The sum of a number over processes."""
+        if self.count == 1:
+            return value
+        summed = torch.tensor(value, dtype=torch.float64, device=self.device)
+        dist.all_reduce(summed)
+        return float(summed)
+
+    def wait(self) -> None:
+        if self.count > 1:
+            dist.barrier()
+
+
+def join_processes() -> Processes:
+    """Join the processes that torchrun started, or be the only one."""
+    count, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if count > 1 and not dist.is_initialized():
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    return Processes(rank, count, device)
+
+
+def leave_processes() -> None:
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,147 @@
+"""The run folder: what was asked for, where it ran, what happened, and what came of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from patchloom.errors import PatchloomError, StoppedError
+from patchloom.training.checkpoints import Checkpoints
+from patchloom.training.mirrors import Mirror
+
+_PACKAGES = ("patchloom", "torch", "torchvision", "timm", "numpy", "pillow", "safetensors", "scikit-learn")
+
+
+class Run:
+    """The files of one run. `settings` is what recipe.yaml holds: all that decides the result."""
+
+    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
+        self.folder = folder
+        self.settings = settings
+        self.checkpoints = Checkpoints(folder / "checkpoints")
+        self.mirrors: list[Mirror] = []
+
+    @classmethod
+    def create(cls, folder: Path, settings: dict[str, Any], about: Mapping[str, Any], first: bool = True) -> Run:
+        """A new run; a folder that holds one already is refused."""
+        run = cls(folder, settings)
+        if not first:
+            return run
+        if (folder / "recipe.yaml").exists() or (folder / "checkpoints").exists():
+            raise PatchloomError(
+                f"{folder} holds a run already: `patchloom resume {folder}` goes on with it; give another folder."
+            )
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_text(folder / "environment.json", json.dumps({**environment(), **about}, indent=1) + "\n")
+            run.save_settings()
+        except OSError as error:
+            raise PatchloomError(f"{folder} cannot be written: {error}.") from error
+        return run
+
+    @classmethod
+    def open(cls, folder: Path) -> Run:
+        """The run in a folder."""
+        path = folder / "recipe.yaml"
+        if not path.is_file():
+            raise PatchloomError(f"{folder} holds no run: there is no recipe.yaml in it.")
+        return cls(folder, read_settings(path))
+
+    def save_settings(self) -> None:
+        """recipe.yaml: one `key: value` a line, values as JSON, which YAML includes."""
+        lines = [f"{key}: {json.dumps(value)}" for key, value in self.settings.items()]
+        write_text(self.folder / "recipe.yaml", "\n".join(lines) + "\n")
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        """Append a record; it survives a kill."""
+        try:
+            with open(self.folder / "log.jsonl", "a") as file:
+                file.write(json.dumps(record) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise StoppedError(f"{self.folder / 'log.jsonl'} cannot be written: {error}.") from error
+        for mirror in self.mirrors:
+            mirror.write(record)
+
+    def mend_log(self) -> None:
+        """Cut off the half line that a killed process may have left."""
+        path = self.folder / "log.jsonl"
+        if path.exists() and not (text := path.read_bytes()).endswith(b"\n"):
+            os.truncate(path, text.rfind(b"\n") + 1)
+
+    def records(self) -> list[dict[str, Any]]:
+        """The records of the log. Those that were written again after a resume count once."""
+        path = self.folder / "log.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        last = {(row.get("event"), row["step"]): row for row in rows}
+        return list(last.values())
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    try:
+        pairs = (line.split(": ", 1) for line in path.read_text().splitlines() if line and not line.startswith("#"))
+        return {key: json.loads(value) for key, value in pairs}
+    except (ValueError, OSError) as error:
+        raise PatchloomError(f"{path} is damaged: {error}.") from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Written aside, synced, then moved into place."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(aside, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def environment() -> dict[str, Any]:
+    """Versions, machine, and the state of the code, for whoever asks later why a figure differs."""
+    return {
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "machine": {
+            "platform": platform.platform(),
+            "processor": platform.processor() or platform.machine(),
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "capability": torch.backends.cpu.get_cpu_capability(),
+            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        },
+        "git": _git_state(),
+        "command": sys.argv,
+        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git_state() -> dict[str, Any] | None:
+    """Of the folder that the command was given in."""
+    try:
+        commit, changes = (
+            subprocess.run(["git", *words], capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+            for words in (("rev-parse", "HEAD"), ("status", "--porcelain"))
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return {"commit": commit, "changed_files": len(changes.splitlines())}

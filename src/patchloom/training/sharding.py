@@ -1,0 +1,43 @@
+"""Networks whose parameters are spread over processes (FSDP2), and whole tensors made of them for checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from patchloom.training.processes import Processes
+
+
+def shard_network(network: Any, processes: Processes) -> None:
+    """Spread a network's parameters over the processes, block by block, in place."""
+    mesh = init_device_mesh(processes.device.type, (processes.count,))
+    for block in [*network.blocks, *network.pool]:
+        fully_shard(block, mesh=mesh)
+    fully_shard(network, mesh=mesh)
+    for method in ("features", "embed"):
+        torch.distributed.fsdp.register_fsdp_forward_method(network, method)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A sharded tensor put together, by all processes; any other as it is."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def like(tensor: Tensor, parameter: Tensor) -> Tensor:
+    """A whole tensor, sharded as `parameter` is where it has its shape."""
+    if isinstance(parameter, DTensor) and tensor.shape == parameter.shape:
+        return distribute_tensor(tensor.to(parameter.device), parameter.device_mesh, parameter.placements)
+    return tensor.to(parameter.device) if tensor.ndim else tensor
+
+
+@torch.no_grad()
+def fill(network: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Give a network, sharded or not, the values of whole tensors."""
+    own = network.state_dict()
+    network.load_state_dict({name: like(tensor, own[name]) for name, tensor in tensors.items()})

@@ -1,0 +1,204 @@
+"""A run: folder, log, export, report; cut anywhere and resumed, to the bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import patchloom
+from patchloom import PatchloomError
+from patchloom.errors import InterruptedWork, StoppedError
+from patchloom.tasks.classify import plan_job, resume, train
+from patchloom.tasks.plan import measure_plan, plan_text
+from patchloom.training.console import Console
+from patchloom.training.loop import Loop
+from patchloom.training.run import Run
+
+QUIET = {"console": Console(quiet=True)}
+TINY = {"model": "deit_nano", "recipe": "deit@small", "model_options": {"depth": 1, "dim": 24, "heads": 2}}
+EVERYTHING = {
+    "mixup": 0.8, "cutmix": 1.0, "erasing": 0.25, "repeated_augmentation": 3, "drop_path": 0.2, "ema": 0.9,
+    "augmentation": "rand", "resolution": 16, "batch_size": 256, "epochs": 3, "workers": 0,
+}  # fmt: skip
+
+
+def tensors(run: Path | Run) -> dict[str, torch.Tensor]:
+    folder = run.folder if isinstance(run, Run) else run
+    return load_file(folder / "export" / "model.safetensors")
+
+
+def last_checkpoint(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(max((folder / "checkpoints").glob("step-*.safetensors")))
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory) -> Run:
+    return train("digits", out=tmp_path_factory.mktemp("runs") / "straight", **TINY, **EVERYTHING, **QUIET)
+
+
+def test_a_run_leaves_all_that_it_promises(straight: Run) -> None:
+    names = {str(path.relative_to(straight.folder)) for path in straight.folder.rglob("*") if path.is_file()}
+    assert {"recipe.yaml", "environment.json", "log.jsonl", "report.html", "export/model.json"} <= names
+    assert {"checkpoints/best.safetensors", "checkpoints/step-00000015.safetensors"} <= names
+    records = straight.records()
+    assert [record["epoch"] for record in records] == [1, 2, 3]
+    assert {"loss", "top1", "top5", "lr", "train_loss", "ema_top1"} <= set(records[0])
+    about = json.loads((straight.folder / "export" / "model.json").read_text())
+    assert about["weights"] == "averaged"
+    assert about["class_names"] == [str(digit) for digit in range(10)]
+    report = (straight.folder / "report.html").read_text()
+    assert "http://" not in report.replace("http://www.w3.org", "")
+    assert "label smoothing" in report or "label_smoothing" in report
+
+
+def test_the_export_predicts_what_the_log_says(straight: Run) -> None:
+    got = patchloom.evaluate(straight.folder, "digits")
+    assert got["count"] == 359
+    assert got["top1"] == straight.records()[-1]["ema_top1"]
+    assert got["loss"] == pytest.approx(straight.records()[-1]["ema_loss"], rel=1e-6)
+    checkpoint = patchloom.load(max((straight.folder / "checkpoints").glob("step-*")))
+    assert same(dict(checkpoint.state_dict()), tensors(straight))
+
+
+@pytest.mark.parametrize("step", [1, 4, 5, 7, 14, 15])
+def test_a_run_cut_after_any_step_goes_on_to_the_same_bits(
+    step: int, straight: Run, tmp_path: Path, monkeypatch
+) -> None:
+    """Cut by a signal that arrives in the middle of a step; resumed in a fresh loop."""
+    real = Loop._step
+
+    def stopping(self: Loop, batch) -> None:
+        real(self, batch)
+        if self.counters.step == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Loop, "_step", stopping)
+    out = tmp_path / "cut"
+    if step < 15:
+        with pytest.raises(InterruptedWork, match=f"step {step} of 15"):
+            train("digits", out=out, **TINY, **EVERYTHING, **QUIET)
+        monkeypatch.setattr(Loop, "_step", real)
+        resume(out, **QUIET)
+    else:
+        train("digits", out=out, **TINY, **EVERYTHING, **QUIET)  # it was about to end anyway
+    assert same(tensors(out), tensors(straight))
+    assert same(last_checkpoint(out), last_checkpoint(straight.folder))
+    figures = [{k: v for k, v in r.items() if k not in ("time", "images_per_second")} for r in Run.open(out).records()]
+    want = [{k: v for k, v in r.items() if k not in ("time", "images_per_second")} for r in straight.records()]
+    assert figures == want
+
+
+def test_a_killed_process_goes_on_to_the_same_bits(straight: Run, tmp_path: Path) -> None:
+    """kill -9, three times, with two loader workers and a checkpoint every other step."""
+    out = tmp_path / "killed"
+    settings = [f"{'img_size' if key == 'resolution' else key}={value}" for key, value in EVERYTHING.items()]
+    words = ["train", "digits", "--model", "deit_nano", "--recipe", "deit@small", "--out", str(out), *settings]
+    words += ["workers=2", "checkpoint_every=2", "model.depth=1", "model.dim=24", "model.heads=2"]
+    for _ in range(3):
+        before = set((out / "checkpoints").glob("step-*"))
+        process = subprocess.Popen(
+            [sys.executable, "-m", "patchloom", *words], start_new_session=True, stdout=-3, stderr=-3
+        )
+        limit = time.time() + 120
+        while set((out / "checkpoints").glob("step-*")) <= before and process.poll() is None:
+            assert time.time() < limit
+            time.sleep(0.005)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        words = ["resume", str(out)]
+    subprocess.run([sys.executable, "-m", "patchloom", *words], check=True, capture_output=True)
+    assert same(tensors(out), tensors(straight))
+    assert same(last_checkpoint(out), last_checkpoint(straight.folder))
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(tmp_path: Path, capsys) -> None:
+    out = tmp_path / "run"
+    changes = {**EVERYTHING, "checkpoint_every": "2", "ema": 0.0, "epochs": 2}
+    train("digits", out=out, **TINY, **changes, **QUIET)
+    want = tensors(out)
+    last = max((out / "checkpoints").glob("step-*"))
+    blob = bytearray(last.read_bytes())
+    blob[len(blob) // 2] ^= 1
+    last.write_bytes(bytes(blob))
+    resume(out, Console())
+    assert "step-00000010.safetensors is damaged" in capsys.readouterr().out
+    assert same(tensors(out), want)
+
+
+def test_a_run_can_be_extended(tmp_path: Path, capsys) -> None:
+    changes = {**EVERYTHING, "epochs": 1}
+    train("digits", out=tmp_path / "run", **TINY, **changes, **QUIET)
+    resume(tmp_path / "run", Console(), more_epochs=2)
+    assert "The schedule changes" in capsys.readouterr().out
+    assert [record["epoch"] for record in Run.open(tmp_path / "run").records()] == [1, 2, 3]
+
+
+def test_a_loss_that_is_not_finite_stops_with_the_state_before_it(tmp_path: Path) -> None:
+    changes = {**EVERYTHING, "lr": 1e30, "warmup_epochs": 0.0, "clip_grad": 0.0}
+    with pytest.raises(StoppedError, match=r"not finite .* at step \d+, learning rate \d\.\d+e\+29"):
+        train("digits", out=tmp_path / "run", **TINY, **changes, **QUIET)
+    assert list((tmp_path / "run" / "checkpoints").glob("step-*"))
+
+
+def test_workers_and_accumulation_change_nothing(tmp_path: Path) -> None:
+    changes = {**EVERYTHING, "epochs": 1, "mixup": 0.0, "cutmix": 0.0, "erasing": 0.0, "drop_path": 0.0}
+    runs = {}
+    for name, more in {"plain": {}, "workers": {"workers": 2}, "accumulated": {"accumulate": 4}}.items():
+        runs[name] = tensors(train("digits", out=tmp_path / name, **TINY, **{**changes, **more}, **QUIET))
+    assert same(runs["plain"], runs["workers"])
+    for name, tensor in runs["plain"].items():
+        torch.testing.assert_close(runs["accumulated"][name], tensor, rtol=1e-3, atol=1e-5)
+
+
+def test_a_folder_with_a_run_and_changed_data_are_refused(straight: Run, tmp_path: Path) -> None:
+    with pytest.raises(PatchloomError, match="holds a run already"):
+        train("digits", out=straight.folder, **TINY, **EVERYTHING, **QUIET)
+    with pytest.raises(PatchloomError, match="no run"):
+        resume(tmp_path)
+
+
+def test_the_plan_writes_nothing(tmp_path: Path) -> None:
+    job = plan_job("digits", "deit_nano", "deit@small", {"epochs": 2, "resolution": 16}, {"depth": 1})
+    plan = measure_plan(job, Console(quiet=True))
+    assert plan["steps"] == 2 * (1438 // 64)
+    assert plan["lr"] == 1e-3
+    assert plan["estimated_seconds"] > 0
+    assert "44 steps" in plan_text(plan)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"precision": "bf16"}, {"gradient_checkpointing": True}, {"loss": "bce", "label_smoothing": 0.0}]
+)
+def test_other_ways_to_train(changes: dict, tmp_path: Path) -> None:
+    run = train("digits", out=tmp_path / "run", **TINY, **{**EVERYTHING, "epochs": 1, **changes}, **QUIET)
+    assert run.records()[0]["train_loss"] > 0
+
+
+def test_predictions_in_order_with_bad_files_among_them(straight: Run, tmp_path: Path) -> None:
+    from PIL import Image
+
+    for i in range(3):
+        Image.new("RGB", (20, 16), (i, 0, 0)).save(tmp_path / f"{i}.png")
+    (tmp_path / "1b.png").write_text("no")
+    rows = patchloom.predict(straight.folder, tmp_path)
+    assert [Path(row["path"]).name for row in rows] == ["0.png", "1.png", "1b.png", "2.png"]
+    assert "cannot be read" in rows[2]["error"]
+    assert len(rows[0]["predictions"]) == 5
+    chances = [entry["probability"] for entry in rows[0]["predictions"]]
+    assert chances == sorted(chances, reverse=True)
+    assert len(patchloom.predict(straight.folder, [str(tmp_path / "*.png"), tmp_path / "nowhere.png"])) == 5
+    with pytest.raises(PatchloomError, match="matches"):
+        patchloom.predict(straight.folder, str(tmp_path / "*.xyz"))

@@ -1,0 +1,80 @@
+"""Optimizers against independent implementations; which parameters decay."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import patchloom
+from conftest import assert_close
+from patchloom.recipes.registry import find_recipe
+from patchloom.training.averaging import Average
+from patchloom.training.optimizers import Lamb, make_optimizer, parameter_groups
+
+
+def test_lamb_equals_timms() -> None:
+    from timm.optim import Lamb as TimmLamb
+
+    import patchloom.compat  # noqa: F401 - before timm
+
+    torch.manual_seed(0)
+    ours = nn.Sequential(nn.Linear(5, 7), nn.GELU(), nn.Linear(7, 3))
+    theirs = copy.deepcopy(ours)
+
+    def groups(model: nn.Module) -> list[dict]:
+        return [{"params": [p], "weight_decay": 0.1 if p.ndim > 1 else 0.0} for p in model.parameters()]
+
+    pairs = [
+        (ours, Lamb(groups(ours), lr=0.02, eps=1e-8, max_grad_norm=1.0)),
+        (theirs, TimmLamb(groups(theirs), lr=0.02, eps=1e-8, max_grad_norm=1.0)),
+    ]
+    for step in range(6):
+        x = torch.randn(4, 5) * 10 ** (step - 2)  # both below and above the clip
+        for model, optimizer in pairs:
+            optimizer.zero_grad()
+            model(x).square().sum().backward()
+            optimizer.step()
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert_close(a, b, 1e-5)
+
+
+@pytest.mark.parametrize("name", ["deit_nano", "cait_nano", "resmlp_nano", "patchconvnet_nano", "deit3_nano"])
+def test_decay_is_for_matrices_that_are_no_tokens_or_positions(name: str) -> None:
+    model = patchloom.create_model(name, num_classes=5)
+    decayed, spared = parameter_groups(model, 0.3, ("norm", "scale", "position", "token"))
+    names = {id(p): key for key, p in model.named_parameters()}
+    assert (decayed["weight_decay"], spared["weight_decay"]) == (0.3, 0.0)
+    assert all(p.ndim > 1 for p in decayed["params"])
+    for p in spared["params"]:
+        assert p.ndim == 1 or names[id(p)] in ("class_token", "distill_token", "positions")
+    assert len(decayed["params"]) + len(spared["params"]) == len(names)
+    model.stem.requires_grad_(False)
+    left = parameter_groups(model, 0.3, ())
+    assert not any(names[id(p)].startswith("stem.") for group in left for p in group["params"])
+
+
+@pytest.mark.parametrize(("recipe", "kind"), [("deit", "AdamW"), ("deit3_1k", "Lamb"), ("old_fashioned", "SGD")])
+def test_the_recipe_chooses(recipe: str, kind: str) -> None:
+    optimizer = make_optimizer(patchloom.create_model("deit_nano"), find_recipe(recipe))
+    assert type(optimizer).__name__ == kind
+    assert optimizer.param_groups[0]["lr"] == find_recipe(recipe).lr
+
+
+def test_the_average_follows_its_formula() -> None:
+    model = nn.Linear(3, 2)
+    average = Average(model, 0.9, warmup=False)
+    want = model.weight.detach().clone()
+    for step in range(1, 4):
+        with torch.no_grad():
+            model.weight.add_(1)
+        average.update(model, step)
+        want = 0.9 * want + 0.1 * model.weight.detach()
+    assert_close(average.model.weight, want, 1e-6)
+    early = Average(nn.Linear(3, 2), 0.9999)
+    early.update(model, 1)
+    start = 2 / 11  # (1 + t) / (10 + t)
+    assert not torch.equal(early.model.weight, model.weight)
+    assert start < 0.9999
