@@ -18,6 +18,8 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--crop-ratio", type=float, help="share of the resized image that the test crop covers")
     parser.add_argument("--resolution", type=int, help="another image size")
+    parser.add_argument("--class-map", metavar="FILE.json", help="names in the data -> names in the model")
+    parser.add_argument("--real", metavar="FILE.json", help="ImageNet's reassessed labels: a list of labels an image")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--strict", action="store_true", help="unreadable files are an error, not skipped")
     parser.add_argument("--json", action="store_true", help="for programs")
@@ -32,7 +34,8 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
 
 
 def run_evaluate(options: argparse.Namespace) -> None:
-    from patchloom.tasks.evaluate import scores
+    from patchloom.data.sources import open_source
+    from patchloom.tasks.evaluate import choose_items, real_accuracy, scores
     from patchloom.training.console import Console
 
     result = scores(
@@ -43,17 +46,33 @@ def run_evaluate(options: argparse.Namespace) -> None:
         crop_ratio=options.crop_ratio,
         resolution=options.resolution,
         batch=options.batch,
-        strict=options.strict,
+        strict=options.strict or options.real is not None,  # ReaL counts files by number: none may be left out
+        class_map=_read_json(options.class_map) if options.class_map else None,
         console=Console(sys.stderr),
     )
     summary = result.summary()
+    if options.real:
+        keys = [item.key for item in choose_items(open_source(options.data, options.labels), options.split)]
+        summary |= real_accuracy(result, keys, _read_json(options.real))
     if options.json:
         print(json.dumps({**summary, "confusion": result.confusion().tolist()}))
         return
     print(f"{summary['count']} images: top-1 {summary['top1']:.2%}, top-5 {summary['top5']:.2%}")
     print(f"cross-entropy {summary['loss']:.4f}, calibration error {summary['ece']:.2%}")
+    if "real_top1" in summary:
+        print(f"ReaL {summary['real_top1']:.2%} of {summary['real_count']}")
     for name, row in sorted(summary["per_class"].items(), key=lambda pair: pair[1]["top1"]):
         print(f"  {name:24} {row['top1']:8.2%} of {row['count']}")
+
+
+def _read_json(path: str) -> Any:
+    from patchloom.errors import PatchloomError
+
+    try:
+        with open(path) as file:
+            return json.load(file)
+    except (OSError, ValueError) as error:
+        raise PatchloomError(f"{path} cannot be read as JSON: {error}.") from error
 
 
 def run_predict(options: argparse.Namespace) -> None:

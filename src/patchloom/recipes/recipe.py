@@ -103,6 +103,11 @@ class Recipe:
         for name in ("lr", "weight_decay", "clip_grad", "warmup_epochs", "mixup", "cutmix", "affine", "min_lr"):
             if getattr(self, name) < 0:
                 raise PatchloomError(f"{name} of {self.name} cannot be negative: {getattr(self, name)}.")
+        if self.loss == "bce" and self.label_smoothing and self.bce_threshold is not None:
+            raise PatchloomError(
+                f"loss=bce of {self.name} counts every target above {self.bce_threshold} as 1, which smoothing would "
+                f"make of every class: set label_smoothing=0."
+            )
         if not 0 <= self.ema < 1:
             raise PatchloomError(f"ema of {self.name} is a decay of at least 0 and below 1, not {self.ema}.")
 

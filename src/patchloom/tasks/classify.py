@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from os import PathLike
@@ -210,6 +211,8 @@ def train(
     out             the run folder; one that holds a run is refused
     model_options   fields of the model's config; further keywords are fields of the recipe (epochs=10)
     """
+    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) and (Path(out) / "recipe.yaml").exists():
+        return resume(out, console)  # torchrun starts the same command again after a process was lost
     job = plan_job(data, model, recipe, changes, model_options or {}, labels)
     processes = join_processes()
     console = console or Console()

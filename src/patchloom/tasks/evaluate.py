@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import glob
 import os
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ def scores(
     batch: int = 128,
     workers: int = 0,
     strict: bool = False,
+    class_map: Mapping[str, str] | None = None,
     console: Console | None = None,
 ) -> Scores:
     """What a model says of every labelled image.
@@ -51,6 +53,7 @@ def scores(
                  training holds out
     crop_ratio   of the test crop; by default the one that travels with the weights
     resolution   another image size: positions and cross-patch matrices are resized
+    class_map    the data's class names -> the model's, where they differ (ImageNet V2's folders are numbers)
     """
     console = console or Console(quiet=True)
     network = open_model(model, resolution)
@@ -62,11 +65,11 @@ def scores(
 
         report_skipped(bad, console, strict)
     usable = source.without(bad)
-    items = _choose(usable, split)
+    items = choose_items(usable, split)
     how = network.preprocessing
     if crop_ratio is not None:
         how = dataclasses.replace(how, crop_ratio=crop_ratio)
-    return score(network, usable, _relabel(items, source, network), how, batch=batch, workers=workers)
+    return score(network, usable, _relabel(items, source, network, class_map or {}), how, batch=batch, workers=workers)
 
 
 def open_model(model: Model, resolution: int | None = None) -> Network:
@@ -80,7 +83,8 @@ def open_model(model: Model, resolution: int | None = None) -> Network:
     return network.to("cuda" if torch.cuda.is_available() else "cpu").eval()
 
 
-def _choose(source: Source, split: str | None) -> list[Item]:
+def choose_items(source: Source, split: str | None) -> list[Item]:
+    """The images of a split, by default those held out."""
     if split == "all":
         return [item for items in source.splits.values() for item in items]
     if split in source.splits:
@@ -91,9 +95,18 @@ def _choose(source: Source, split: str | None) -> list[Item]:
     raise PatchloomError(f"{source.where} has no split {split!r}; it has {', '.join(source.splits)}.")
 
 
-def _relabel(items: Sequence[Item], source: Source, network: Network) -> list[Item]:
+def real_accuracy(result: Scores, keys: Sequence[str], labels: Sequence[Sequence[int]]) -> dict[str, float]:
+    """Accuracy on ImageNet's reassessed labels (ReaL): several labels an image of the validation set, by the number in
+    its file name; images without any are left out."""
+    allowed = [labels[int(re.findall(r"\d+", Path(key).stem)[-1]) - 1] for key in keys]
+    right = [said in several for said, several in zip(result.predicted, allowed, strict=True) if several]
+    return {"real_top1": float(np.mean(right)), "real_count": len(right)}
+
+
+def _relabel(items: Sequence[Item], source: Source, network: Network, class_map: Mapping[str, str]) -> list[Item]:
     """Labels as places in the network's outputs: classes are matched by name."""
     names = network.class_names
+    theirs = [class_map.get(name, name) for name in source.class_names]
     if names is None:
         if len(source.class_names) != network.config.num_classes:
             raise PatchloomError(
@@ -102,13 +115,13 @@ def _relabel(items: Sequence[Item], source: Source, network: Network) -> list[It
             )
         return list(items)
     used = {item.label for item in items}
-    unknown = [source.class_names[label] for label in sorted(used) if source.class_names[label] not in names]
+    unknown = [theirs[label] for label in sorted(used) if theirs[label] not in names]
     if unknown:
         raise PatchloomError(
             f"{source.where} has classes that the model does not know: {', '.join(unknown[:10])}. "
             f"It knows {', '.join(names[:10])}{' ...' if len(names) > 10 else ''}."
         )
-    place = {label: names.index(source.class_names[label]) for label in used}
+    place = {label: names.index(theirs[label]) for label in used}
     return [dataclasses.replace(item, label=place[item.label]) for item in items]
 
 

@@ -48,12 +48,21 @@ class Checkpoints:
         self.folder = folder
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
+        self._buffers: dict[str, Tensor] = {}  # kept from one save to the next: fresh memory costs more than the copy
 
     def save(self, state: State, best: bool = False) -> None:
         """Write in the background what the state is now; an error of the write before is raised here."""
         self.wait()
-        snapshot = State({name: _snapshot(tensor) for name, tensor in state.tensors.items()}, dict(state.info))
+        snapshot = State(self._snapshot(state.tensors), dict(state.info))
         self._pending = self._writer.submit(self._write, snapshot, best)
+
+    def _snapshot(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        for name, tensor in tensors.items():
+            buffer = self._buffers.get(name)
+            if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
+                buffer = self._buffers[name] = torch.empty(tensor.shape, dtype=tensor.dtype)
+            buffer.copy_(tensor.detach())
+        return {name: self._buffers[name] for name in tensors}
 
     def wait(self) -> None:
         """Until what was saved is on the disk."""
@@ -158,10 +167,6 @@ def _digest(info: str, tensors: Mapping[str, Tensor]) -> str:
 def _bytes(tensor: Tensor) -> memoryview:
     flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     return memoryview(flat.numpy())  # type: ignore[arg-type]
-
-
-def _snapshot(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True).contiguous()
 
 
 def _sync(folder: Path) -> None:

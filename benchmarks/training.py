@@ -1,0 +1,127 @@
+"""What the training loop costs beside the arithmetic, and how long a checkpoint holds training up.
+
+    python benchmarks/training.py [--overhead deit_tiny] [--checkpoint deit_base] [--steps 12] [--json FILE]
+
+Overhead: the share of the wall-clock that is not forward, backward, optimizer step or waiting for data. Stall: the time
+that a save of weights, average and optimizer takes from the loop; the writing goes on beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from patchloom.models.registry import build, find_config
+from patchloom.recipes.recipe import Recipe
+from patchloom.training.console import Console
+from patchloom.training.loop import Batch, Loop
+from patchloom.training.losses import cross_entropy
+from patchloom.training.processes import Processes
+from patchloom.training.run import Run
+
+
+class Noise:
+    """A task without data: random images, so that nothing but the loop and the network is measured."""
+
+    metric = "top1"
+
+    def __init__(self, network: Any, steps: int, batch: int) -> None:
+        self.network, self.steps_per_epoch, self.images_per_step = network, steps, batch
+        size = network.config.img_size
+        self.batch = torch.randn(batch, 3, *size), torch.randint(0, 10, (batch,))
+
+    def batches(self, start: int, end: int) -> Any:
+        return (self.batch for _ in range(start, end))
+
+    def losses(self, network: Any, batch: Batch, step: int) -> dict[str, torch.Tensor]:  # noqa: ARG002
+        targets = torch.nn.functional.one_hot(batch[1], 10).float()
+        return {"loss": cross_entropy(network(batch[0]), targets)}
+
+    def evaluate(self, network: Any) -> dict[str, float]:  # noqa: ARG002
+        return {"top1": 0.0, "loss": 0.0}
+
+    def about(self) -> dict[str, Any]:
+        return {"config": self.network.config.to_json()}
+
+
+class Timed(Loop):
+    """The loop with a clock around what it does for the task, and around its saves."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.spent = {"arithmetic": 0.0, "saves": []}  # type: dict[str, Any]
+        step = self.optimizer.step
+
+        def timed_step(*args: Any, **options: Any) -> Any:
+            with self._clock():
+                return step(*args, **options)
+
+        self.optimizer.step = timed_step  # type: ignore[method-assign]
+
+    def _clock(self) -> Any:
+        @contextmanager
+        def clock() -> Any:
+            begun = time.perf_counter()
+            yield
+            self.spent["arithmetic"] += time.perf_counter() - begun
+
+        return clock()
+
+    def _backward(self, batch: Batch, step: int) -> float:
+        with self._clock():
+            return super()._backward(batch, step)
+
+    def _save(self, best: bool) -> None:
+        begun = time.perf_counter()
+        super()._save(best)
+        self.spent["saves"].append(time.perf_counter() - begun)
+
+
+def measure(name: str, batch: int, steps: int, **changes: Any) -> tuple[Timed, float]:
+    """A loop that has run, and its wall-clock."""
+    network = build(find_config(name).replace(num_classes=10))
+    recipe = Recipe(name="benchmark", epochs=1, batch_size=batch, mixup=0.0, cutmix=0.0, **changes)
+    with tempfile.TemporaryDirectory() as folder:
+        loop = Timed(Noise(network, steps, batch), recipe, Run(Path(folder), {}), Processes(), Console(quiet=True))
+        begun = time.perf_counter()
+        loop.fit()
+        return loop, time.perf_counter() - begun
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--overhead", default="deit_tiny")
+    parser.add_argument("--checkpoint", default="deit_base")
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    loop, wall = measure(options.overhead, 8, options.steps, checkpoint_every="1000000")
+    inside = wall - sum(loop.spent["saves"])
+    overhead = 1 - loop.spent["arithmetic"] / inside
+    print(
+        f"{options.overhead}, batch 8: {inside / options.steps * 1e3:.0f} ms a step, "
+        f"of which {overhead:.2%} is the loop's own"
+    )
+    loop, _ = measure(options.checkpoint, 2, 8, checkpoint_every="2", ema=0.999)
+    saves = loop.spent["saves"]
+    bytes_saved = sum(tensor.numel() * tensor.element_size() for tensor in loop.state().tensors.values())
+    print(
+        f"{options.checkpoint}, {bytes_saved / 1e9:.2f} GB of weights, average and optimizer: a save holds training up "
+        f"for {saves[0]:.2f} s the first time, {statistics.median(saves[1:]):.2f} s after that"
+    )
+    if options.json:
+        figures = {"overhead": overhead, "step_seconds": inside / options.steps, "saves": saves, "bytes": bytes_saved}
+        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
