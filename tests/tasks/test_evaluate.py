@@ -78,6 +78,19 @@ def test_real_counts_any_of_several_labels_and_leaves_images_without_any_out() -
     assert got == {"real_top1": 2 / 3, "real_count": 3}
 
 
+def test_a_network_that_knows_nothing_is_never_right(model) -> None:
+    broken = patchloom.create_model("deit_nano", num_classes=10, img_size=16, depth=1).eval()
+    broken.class_names = model.class_names
+    with torch.no_grad():
+        broken.head.weight.zero_()
+        broken.head.bias.zero_()
+        constant = scores(broken, "digits").summary()
+        broken.head.bias.fill_(float("nan"))
+        nothing = scores(broken, "digits").summary()
+    assert constant["top1"] < 0.15
+    assert (nothing["top1"], nothing["top5"]) == (0, 0)
+
+
 def test_splits_can_be_chosen(model) -> None:
     assert scores(model, "digits", split="train").summary()["count"] == 1438
     assert scores(model, "digits", split="all").summary()["count"] == 1797

@@ -73,8 +73,8 @@ def test_the_average_follows_its_formula() -> None:
         average.update(model, step)
         want = 0.9 * want + 0.1 * model.weight.detach()
     assert_close(average.model.weight, want, 1e-6)
-    early = Average(nn.Linear(3, 2), 0.9999)
+    other = nn.Linear(3, 2)
+    early = Average(other, 0.9999)
     early.update(model, 1)
-    start = 2 / 11  # (1 + t) / (10 + t)
-    assert not torch.equal(early.model.weight, model.weight)
-    assert start < 0.9999
+    share = 2 / 11  # (1 + t) / (10 + t)
+    assert_close(early.model.weight, share * other.weight.detach() + (1 - share) * model.weight.detach(), 1e-6)

@@ -52,7 +52,7 @@ def run_evaluate(options: argparse.Namespace) -> None:
     )
     summary = result.summary()
     if options.real:
-        keys = [item.key for item in choose_items(open_source(options.data, options.labels), options.split)]
+        keys = [item.key for item in choose_items(open_source(options.data, options.labels), options.split)[0]]
         summary |= real_accuracy(result, keys, _read_json(options.real))
     if options.json:
         print(json.dumps({**summary, "confusion": result.confusion().tolist()}))

@@ -4,12 +4,13 @@ by a signal with everything saved, 1 anything else."""
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
 from patchloom import __version__
 from patchloom.cli import data, evaluate, models, recipes, train
-from patchloom.errors import PatchloomError
+from patchloom.errors import InterruptedWork, PatchloomError
 
 _COMMANDS = (models, recipes, train, evaluate, data)
 
@@ -26,8 +27,12 @@ def main(words: Sequence[str] | None = None) -> None:
     except PatchloomError as error:
         if options.debug:
             raise
-        print(f"patchloom: {error}", file=sys.stderr)
+        if os.environ.get("RANK", "0") == "0" or not isinstance(error, InterruptedWork):  # one of many processes speaks
+            print(f"patchloom: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("patchloom: stopped.", file=sys.stderr)
+        sys.exit(3)
     except BrokenPipeError:  # the reader of our output went away, as in `patchloom models | head`
         sys.stderr.close()
         sys.exit(1)

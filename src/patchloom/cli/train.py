@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from typing import Any
 
@@ -83,7 +84,9 @@ def _console(options: argparse.Namespace) -> Any:
 
 
 def _print_last(options: argparse.Namespace, run: Any) -> None:
-    import os
+    from patchloom.training.processes import leave_processes
 
+    leave_processes()
+    records = [row for row in run.records() if row.get("event") == "epoch"]
     if options.json and os.environ.get("RANK", "0") == "0":
-        print(json.dumps([row for row in run.records() if row.get("event") == "epoch"][-1]))
+        print(json.dumps(records[-1] if records else None))

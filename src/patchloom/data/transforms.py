@@ -73,7 +73,7 @@ def random_resized_crop(
     else:
         w, h = min(width, round(height * 4 / 3)), min(height, round(width * 4 / 3))
         left, top = (width - w) // 2, (height - h) // 2
-    return image.resize((size[1], size[0]), how, box=(left, top, left + w, top + h))
+    return image.crop((left, top, left + w, top + h)).resize((size[1], size[0]), how)
 
 
 def simple_random_crop(

@@ -9,8 +9,17 @@ from typing import Any, Literal, get_type_hints
 
 from patchloom.errors import PatchloomError, did_you_mean
 from patchloom.models.config import check_value, plain_number
+from patchloom.models.roles import ROLES
 
 Sources = Mapping[str, str]
+_SHARES = (
+    "drop_path", "flip", "erasing", "label_smoothing", "mix_probability", "switch_probability", "bce_threshold",
+    "crop_scale", "color_jitter", "affine", "momentum",
+)  # fmt: skip
+_NOT_NEGATIVE = (
+    "lr", "min_lr", "warmup_lr", "warmup_epochs", "weight_decay", "clip_grad", "eps", "mixup", "cutmix", "magnitude",
+    "layerscale",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,19 +106,37 @@ class Recipe:
                 value = tuple(value)
             check_value(f"the recipe {self.name}", item, value, hints[item.name])
             object.__setattr__(self, item.name, value)
-        for name in ("drop_path", "flip", "erasing", "label_smoothing", "mix_probability", "switch_probability"):
-            if not 0 <= (getattr(self, name) or 0) <= 1:
-                raise PatchloomError(f"{name} of {self.name} is a share between 0 and 1, not {getattr(self, name)}.")
-        for name in ("lr", "weight_decay", "clip_grad", "warmup_epochs", "mixup", "cutmix", "affine", "min_lr"):
-            if getattr(self, name) < 0:
-                raise PatchloomError(f"{name} of {self.name} cannot be negative: {getattr(self, name)}.")
-        if self.loss == "bce" and self.label_smoothing and self.bce_threshold is not None:
+        self._check_ranges()
+        if self.loss == "bce" and self.label_smoothing and self.bce_threshold == 0:
             raise PatchloomError(
                 f"loss=bce of {self.name} counts every target above {self.bce_threshold} as 1, which smoothing would "
                 f"make of every class: set label_smoothing=0."
             )
         if not 0 <= self.ema < 1:
             raise PatchloomError(f"ema of {self.name} is a decay of at least 0 and below 1, not {self.ema}.")
+
+    def _check_ranges(self) -> None:
+        for name in _SHARES:
+            if not 0 <= (getattr(self, name) or 0) <= 1:
+                raise PatchloomError(f"{name} of {self.name} is a share between 0 and 1, not {getattr(self, name)}.")
+        for name in _NOT_NEGATIVE:
+            if (getattr(self, name) or 0) < 0:
+                raise PatchloomError(f"{name} of {self.name} cannot be negative: {getattr(self, name)}.")
+        if len(self.betas) != 2 or not all(_is_decay(beta) for beta in self.betas):
+            raise PatchloomError(f"betas of {self.name} are two numbers of at least 0 and below 1, not {self.betas}.")
+        if unknown := set(self.no_decay) - set(ROLES):
+            raise PatchloomError(
+                f"no_decay of {self.name} names roles of parameters ({', '.join(ROLES)}), not {unknown}."
+            )
+        if self.nesterov and not self.momentum:
+            raise PatchloomError(f"nesterov of {self.name} needs a momentum.")
+        if not 0 < self.test_crop_ratio <= 1 or not self.crop_scale > 0:
+            raise PatchloomError(
+                f"test_crop_ratio and crop_scale of {self.name} are above 0 and at most 1, not "
+                f"{self.test_crop_ratio} and {self.crop_scale}."
+            )
+        if not self.magnitude <= 10 or self.seed >= 2**32:
+            raise PatchloomError(f"{self.name}: the magnitude is at most 10 and the seed below 2^32.")
 
     def replace(self, **changes: Any) -> Recipe:
         """A copy with other values; an unknown field is refused with the nearest known."""
@@ -121,3 +148,7 @@ class Recipe:
 
     def to_json(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self), "sources": dict(self.sources)}
+
+
+def _is_decay(value: object) -> bool:
+    return isinstance(value, int | float) and 0 <= value < 1

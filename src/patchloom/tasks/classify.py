@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -31,7 +32,7 @@ from patchloom.training.console import Console
 from patchloom.training.evaluation import Scores, score
 from patchloom.training.loop import Batch, Loop, check_batch
 from patchloom.training.losses import recipe_loss
-from patchloom.training.mirrors import open_mirrors
+from patchloom.training.mirrors import check_log, open_mirrors
 from patchloom.training.processes import Processes, join_processes
 from patchloom.training.report import write_report
 from patchloom.training.run import Run, write_text
@@ -141,12 +142,20 @@ def plan_job(
 ) -> Job:
     """Resolve names and changes; nothing is read or written."""
     config = find_config(model)
-    chosen = find_recipe(recipe, config) if isinstance(recipe, str) else recipe
+    shape = {name: value for name, value in options.items() if name in ("dim", "depth")}
+    chosen = find_recipe(recipe, config.replace(**shape)) if isinstance(recipe, str) else recipe
     if chosen.resolution is not None and config.img_size[0] < 224 and "resolution" not in changes:
         chosen = chosen.replace(resolution=None)  # a model for small images keeps its size
     resolved, notes = apply_changes(chosen, changes)
     network_config(config, resolved, 2, options)  # refuses what cannot be built
-    return Job(str(data), labels, config, dict(options), resolved, tuple(notes))
+    if "finetune" in resolved.name or "_to_1k" in resolved.name:
+        notes.append(
+            f"{resolved.name} is made for weights that are trained already; here the network starts at random."
+        )
+    where = str(data)
+    if where != "digits" and Path(where).exists():
+        where = str(Path(where).absolute())  # a run is resumed from anywhere
+    return Job(where, labels, config, dict(options), resolved, tuple(notes))
 
 
 def open_data(job: Job, console: Console, strict: bool = False) -> tuple[Source, Split, dict[str, str]]:
@@ -220,12 +229,17 @@ def train(
     for note in job.notes:
         console.say(note)
     _check_free(Path(out))
+    check_log(log)
     source, split, bad = open_data(job, console, strict)
     task = make_task(job, source, split, processes)
-    about = {"data": {"where": job.data, "fingerprint": source_fingerprint(job), "skipped": bad, "split": split.how}}
+    run = Run(Path(out), {**job.settings(), "log": log})
+    loop = Loop(task, job.recipe, run, processes, console)  # before anything is written: it refuses what cannot be
     processes.wait()
-    run = Run.create(Path(out), {**job.settings(), "log": log}, about, processes.first)
-    return _carry_out(run, task, job, processes, console)
+    if processes.first:
+        run.create(
+            {"data": {"where": job.data, "fingerprint": source_fingerprint(job), "skipped": bad, "split": split.how}}
+        )
+    return _carry_out(run, task, loop)
 
 
 def resume(folder: str | PathLike[str], console: Console | None = None, more_epochs: int = 0) -> Run:
@@ -234,31 +248,30 @@ def resume(folder: str | PathLike[str], console: Console | None = None, more_epo
     processes = join_processes()
     console = console or Console()
     console.quiet = console.quiet or not processes.first
-    job = Job.from_settings(run.settings)
+    try:
+        job = Job.from_settings(run.settings)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise PatchloomError(f"{run.folder / 'recipe.yaml'} is damaged: {error!r}.") from error
     if more_epochs:
-        job = _extended(run, job, more_epochs, processes, console)
-    environment = json.loads((run.folder / "environment.json").read_text())
-    if environment["data"]["fingerprint"] != source_fingerprint(job):
+        job = _extended(job, more_epochs, console)
+    environment = run.about()
+    if environment["data"].get("fingerprint") != source_fingerprint(job):
         raise PatchloomError(
             f"{job.data} has changed since {run.folder} began: exact resuming needs the same images and labels."
         )
-    source = open_source(job.data, job.labels).without(environment["data"]["skipped"])
+    source = open_source(job.data, job.labels).without(environment["data"].get("skipped", {}))
     task = make_task(job, source, split_source(source), processes)
-    return _carry_out(run, task, job, processes, console)
+    run.settings |= job.settings()
+    return _carry_out(run, task, Loop(task, job.recipe, run, processes, console))
 
 
-def _extended(run: Run, job: Job, more: int, processes: Processes, console: Console) -> Job:
+def _extended(job: Job, more: int, console: Console) -> Job:
     epochs = job.recipe.epochs + more
     console.say(
         f"The schedule changes: its {job.recipe.schedule} curve spans {epochs} epochs instead of "
         f"{job.recipe.epochs}, and the learning rate goes on from where that curve is at the last checkpoint."
     )
-    job = dataclasses.replace(job, recipe=job.recipe.replace(epochs=epochs))
-    run.settings |= job.settings()
-    if processes.first:
-        run.save_settings()
-    processes.wait()
-    return job
+    return dataclasses.replace(job, recipe=job.recipe.replace(epochs=epochs))
 
 
 def source_fingerprint(job: Job) -> str:
@@ -271,25 +284,50 @@ def _check_free(out: Path) -> None:
         raise PatchloomError(
             f"{out} holds a run already: `patchloom resume {out}` goes on with it, or give another folder for this run."
         )
+    existing = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        raise PatchloomError(f"{out} cannot be written: {existing} is no folder that this user may write to.")
 
 
-def _carry_out(run: Run, task: Classify, job: Job, processes: Processes, console: Console) -> Run:
-    loop = Loop(task, job.recipe, run, processes, console)
-    state = run.checkpoints.newest(console.say) if (run.folder / "checkpoints").exists() else None
-    if state is not None:
-        loop.restore(state)
-        console.say(f"Resuming {run.folder} at step {loop.counters.step} of {loop.total}.")
-    if processes.first:
-        run.mend_log()
-        run.mirrors = open_mirrors(run.folder, run.settings, loop.counters.step)
-    processes.wait()
-    try:
-        loop.fit()
-    finally:
-        for mirror in run.mirrors:
-            mirror.close()
-    _finish(run, task, loop, console)
+def _carry_out(run: Run, task: Classify, loop: Loop) -> Run:
+    """From the last checkpoint, where there is one, to the report."""
+    processes = loop.processes
+    with run.locked() if processes.first else nullcontext():
+        _restore(run, loop)
+        if processes.first:
+            run.save_settings()
+            run.mend_log()
+            run.mirrors = open_mirrors(run.folder, run.settings, loop.counters.step)
+        processes.wait()
+        try:
+            loop.fit()
+        finally:
+            for mirror in run.mirrors:
+                mirror.close()
+        _finish(run, task, loop, loop.console)
     return run
+
+
+def _restore(run: Run, loop: Loop) -> None:
+    """The first process looks for the last whole checkpoint, then the others take the same one."""
+    state = None
+    for turn in (True, False):
+        if loop.processes.first == turn:
+            state = run.checkpoints.newest(loop.console.say)
+        loop.processes.wait()
+    steps = loop.processes.gather(None if state is None else state.info["step"])
+    if len(set(steps)) > 1:
+        raise PatchloomError(
+            f"The processes see other checkpoints in {run.folder} ({steps}): is it shared by all of them?"
+        )
+    if state is not None:
+        try:
+            loop.restore(state)
+        except (RuntimeError, KeyError) as error:
+            raise PatchloomError(f"The checkpoint of {run.folder} does not fit its recipe.yaml: {error}.") from error
+        loop.console.say(f"Resuming {run.folder} at step {loop.counters.step} of {loop.total}.")
+    elif (run.folder / "log.jsonl").exists():
+        loop.console.say(f"{run.folder} has no checkpoint: the run begins at its start.")
 
 
 def _finish(run: Run, task: Classify, loop: Loop, console: Console) -> None:
@@ -301,22 +339,24 @@ def _finish(run: Run, task: Classify, loop: Loop, console: Console) -> None:
     network = build(trained.config)
     network.load_state_dict(whole)
     network.class_names, network.preprocessing = trained.class_names, trained.preprocessing
-    export_network(run.folder / "export", network, loop.average is not None, scores.summary(), loop.counters.best)
+    about = {
+        "step": loop.counters.step,
+        "weights": "averaged" if loop.average is not None else "raw",
+        "held_out": {key: value for key, value in scores.summary().items() if key != "per_class"},
+        "best": loop.counters.best,
+    }
+    export_network(run.folder / "export", network, about)
     write_report(run, task.source, task.split.held_out, scores, network)
     console.say(f"The report is {run.folder / 'report.html'}, the weights are in {run.folder / 'export'}.")
 
 
-def export_network(
-    folder: Path, network: Network, averaged: bool, figures: Mapping[str, Any], best: Mapping[str, Any]
-) -> None:
+def export_network(folder: Path, network: Network, about: Mapping[str, Any]) -> None:
     """model.safetensors, which says all itself, and model.json for those who read no safetensors."""
     save(network, folder / "model.safetensors")
-    about = {
+    told = {
         "config": network.config.to_json(),
         "class_names": network.class_names,
         "preprocessing": network.preprocessing.to_json(),
-        "weights": "averaged" if averaged else "raw",
-        "held_out": {key: value for key, value in figures.items() if key != "per_class"},
-        "best": dict(best),
+        **about,
     }
-    write_text(folder / "model.json", json.dumps(about, indent=1) + "\n")
+    write_text(folder / "model.json", json.dumps(told, indent=1) + "\n")

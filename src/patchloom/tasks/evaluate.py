@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from patchloom.data.images import read_image, resize_and_crop
+from patchloom.data.images import resize_and_crop
 from patchloom.data.mixing import normalise
 from patchloom.data.scan import find_unreadable
-from patchloom.data.sources import Item, Source, open_source, split_source
+from patchloom.data.sources import EXTENSIONS, Item, Source, decode, open_source, split_source
 from patchloom.errors import PatchloomError
 from patchloom.models.network import Network, unwrapped
 from patchloom.training.console import Console
@@ -25,7 +25,6 @@ from patchloom.training.evaluation import Scores, score
 from patchloom.weights.load import load
 
 Model = Network | str | PathLike[str]
-IMAGE_ENDINGS = {".jpg", ".jpeg", ".png", ".gif", ".bmp", ".tif", ".tiff", ".webp", ".ppm", ".pgm"}
 
 
 def evaluate(model: Model, data: str | PathLike[str], **options: Any) -> dict[str, Any]:
@@ -56,6 +55,10 @@ def scores(
     class_map    the data's class names -> the model's, where they differ (ImageNet V2's folders are numbers)
     """
     console = console or Console(quiet=True)
+    if batch < 1 or not 0 < (crop_ratio or 1) <= 1:
+        raise PatchloomError(
+            f"A batch has at least one image and a crop ratio is above 0 and at most 1: {batch}, {crop_ratio}."
+        )
     network = open_model(model, resolution)
     source = open_source(data, labels)
     everything = [item for items in source.splits.values() for item in items]
@@ -65,7 +68,8 @@ def scores(
 
         report_skipped(bad, console, strict)
     usable = source.without(bad)
-    items = choose_items(usable, split)
+    items, called = choose_items(usable, split)
+    console.say(f"{len(items)} images: {called}.")
     how = network.preprocessing
     if crop_ratio is not None:
         how = dataclasses.replace(how, crop_ratio=crop_ratio)
@@ -83,16 +87,20 @@ def open_model(model: Model, resolution: int | None = None) -> Network:
     return network.to("cuda" if torch.cuda.is_available() else "cpu").eval()
 
 
-def choose_items(source: Source, split: str | None) -> list[Item]:
-    """The images of a split, by default those held out."""
+def choose_items(source: Source, split: str | None) -> tuple[list[Item], str]:
+    """The images of a split, by default those held out, and how they are called."""
     if split == "all":
-        return [item for items in source.splits.values() for item in items]
+        return [item for items in source.splits.values() for item in items], "all images"
+    own = [name for name in ("val", "test") if source.splits.get(name)]
+    if split is None and own:
+        return source.splits[own[0]], f"the split {own[0]}"
     if split in source.splits:
-        return source.splits[split]
-    held = split_source(source)
-    if split in ("train", "val", None):
-        return held.train if split == "train" else held.held_out
-    raise PatchloomError(f"{source.where} has no split {split!r}; it has {', '.join(source.splits)}.")
+        return source.splits[split], f"the split {split}"
+    if "all" in source.splits and split in ("train", "val", None):
+        parts = split_source(source)
+        told = "what training holds out of data without a split; --split all takes every image"
+        return (parts.train, "what is trained on") if split == "train" else (parts.held_out, told)
+    raise PatchloomError(f"{source.where} has no split {split or 'val'!r}; it has {', '.join(source.splits)}.")
 
 
 def real_accuracy(result: Scores, keys: Sequence[str], labels: Sequence[Sequence[int]]) -> dict[str, float]:
@@ -132,6 +140,8 @@ def predict(
 
     `images` are files, folders (all images in them) and glob patterns.
     """
+    if top < 1:
+        raise PatchloomError(f"At least one class is named, not {top}.")
     network = open_model(model)
     several = [images] if isinstance(images, str | PathLike) else list(images)
     paths = [path for given in several for path in _expand(given)]
@@ -144,16 +154,12 @@ def predict(
 def _expand(given: str | PathLike[str]) -> list[Path]:
     path = Path(given)
     if path.is_dir():
-        found = sorted(p for p in path.rglob("*") if p.suffix.lower() in IMAGE_ENDINGS and not _hidden(p, path))
-        if not found:
-            raise PatchloomError(f"The folder {path} holds no image.")
-        return found
+        found = sorted(p for p in path.rglob("*") if p.suffix.lower() in EXTENSIONS and not _hidden(p, path))
+        return found or [path]
     if not path.exists() and glob.has_magic(os.fspath(given)):
-        matches = sorted(glob.glob(os.fspath(given), recursive=True))
-        if not matches:
-            raise PatchloomError(f"No file matches {os.fspath(given)!r}.")
-        return [Path(match) for match in matches if not Path(match).is_dir()]
-    return [path]  # one that does not exist becomes a row with an error
+        matches = sorted(Path(match) for match in glob.glob(os.fspath(given), recursive=True))
+        return [match for match in matches if not match.is_dir()] or [path]
+    return [path]  # what is no image, or does not exist, becomes a row with an error
 
 
 def _hidden(path: Path, root: Path) -> bool:
@@ -165,8 +171,11 @@ def _predict_batch(network: Network, paths: list[Path], top: int) -> list[dict[s
     pictures = []
     for path in paths:
         try:
-            pictures.append(np.asarray(resize_and_crop(read_image(path), network.preprocessing)))
+            picture = decode(path.read_bytes(), str(path))
+            pictures.append(np.asarray(resize_and_crop(picture, network.preprocessing)))
             rows.append({"path": str(path)})
+        except OSError as error:
+            rows.append({"path": str(path), "error": f"{path} cannot be read as an image: {error.strerror}"})
         except PatchloomError as error:
             rows.append({"path": str(path), "error": str(error)})
     if pictures:

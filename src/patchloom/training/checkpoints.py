@@ -7,10 +7,10 @@ and `best.safetensors`, a second name of the one with the best metric.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from patchloom.errors import PatchloomError, StoppedError
-from patchloom.weights.files import CHECKPOINT_KEY
+from patchloom.weights.files import CHECKPOINT_KEY, digest, raw_bytes
 
 _DTYPES = {
     torch.float32: "F32", torch.float64: "F64", torch.float16: "F16", torch.bfloat16: "BF16",
@@ -82,12 +82,13 @@ class Checkpoints:
                 damaged.append(path.name)
                 say(f"{error} The checkpoint before it is used.")
                 path.rename(path.with_name(f"damaged-{path.name}"))
+        damaged = damaged or [path.name for path in self.folder.glob("damaged-*")]
         if damaged:
             raise PatchloomError(f"Every checkpoint in {self.folder} is damaged: {', '.join(damaged)}.")
         return None
 
     def _kept(self) -> list[Path]:
-        return sorted(path for path in self.folder.glob("step-*.safetensors"))
+        return sorted(self.folder.glob("step-*.safetensors"), key=lambda path: int(path.stem.split("-")[1]))
 
     def _write(self, state: State, best: bool) -> None:
         step = state.info["step"]
@@ -100,7 +101,10 @@ class Checkpoints:
             if best:
                 second = self.folder / "tmp-best.safetensors"
                 second.unlink(missing_ok=True)
-                os.link(aside, second)
+                try:
+                    os.link(aside, second)
+                except OSError:  # a file system without second names
+                    shutil.copyfile(aside, second)
                 os.replace(second, self.folder / "best.safetensors")
             os.replace(aside, path)
             _sync(self.folder)
@@ -130,14 +134,14 @@ def write_checkpoint(path: Path, state: State) -> None:
         }
         offset += size
     info = json.dumps(state.info)
-    metadata = {"format": "pt", CHECKPOINT_KEY: info, "sha256": _digest(info, tensors)}
+    metadata = {"format": "pt", CHECKPOINT_KEY: info, "sha256": digest(info, tensors)}
     text = json.dumps({"__metadata__": metadata, **header}).encode()
     text += b" " * (-len(text) % 8)
     with open(path, "wb") as file:
         file.write(len(text).to_bytes(8, "little"))
         file.write(text)
         for tensor in tensors.values():
-            file.write(_bytes(tensor))
+            file.write(raw_bytes(tensor))
         file.flush()
         os.fsync(file.fileno())
 
@@ -149,24 +153,11 @@ def read_checkpoint(path: Path) -> State:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
         info = metadata[CHECKPOINT_KEY]
-        if metadata["sha256"] != _digest(info, tensors):
+        if metadata["sha256"] != digest(info, tensors):
             raise ValueError("its digest does not fit its content")
         return State(tensors, json.loads(info))
     except (SafetensorError, KeyError, ValueError, OSError) as error:
         raise PatchloomError(f"The checkpoint {path.name} is damaged: {error}.") from error
-
-
-def _digest(info: str, tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.sha256(info.encode())
-    for name in sorted(tensors):
-        digest.update(f"{name} {tensors[name].dtype} {list(tensors[name].shape)}".encode())
-        digest.update(_bytes(tensors[name]))
-    return digest.hexdigest()
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    return memoryview(flat.numpy())  # type: ignore[arg-type]
 
 
 def _sync(folder: Path) -> None:

@@ -12,26 +12,31 @@ from typing import TextIO
 class Console:
     """`say` prints a line; `progress` rewrites one, at most ten times a second, and only on a terminal."""
 
-    out: TextIO = field(default_factory=lambda: sys.stdout)
+    out: TextIO | None = field(default_factory=lambda: sys.stdout)
     quiet: bool = False
     _moving: bool = False
     _last: float = 0.0
 
     def say(self, text: str) -> None:
-        if self.quiet:
-            return
-        if self._moving:
-            self.out.write("\r\033[K")
-            self._moving = False
-        self.out.write(text + "\n")
-        self.out.flush()
+        self._write(("\r\033[K" if self._moving else "") + text + "\n")
+        self._moving = False
 
     def progress(self, text: str) -> None:
-        if self.quiet or not self.out.isatty() or monotonic() - self._last < 0.1:
+        if self.quiet or self.out is None or not self.out.isatty() or monotonic() - self._last < 0.1:
             return
         self._last, self._moving = monotonic(), True
-        self.out.write("\r\033[K" + text)
-        self.out.flush()
+        self._write("\r\033[K" + text)
+
+    def _write(self, text: str) -> None:
+        """Nobody listening is no reason to stop working; names of files may hold what cannot be shown."""
+        if self.quiet or self.out is None:
+            return
+        encoding = self.out.encoding or "utf-8"
+        try:
+            self.out.write(text.encode(encoding, "backslashreplace").decode(encoding))
+            self.out.flush()
+        except (BrokenPipeError, ValueError):
+            self.quiet = True
 
 
 def duration(seconds: float) -> str:

@@ -59,6 +59,7 @@ class Scores:
 
 def calibration_error(confidence: np.ndarray, correct: np.ndarray) -> float:
     """Expected calibration error: |accuracy - confidence|, averaged over 15 bins of confidence by their share."""
+    confidence = np.nan_to_num(confidence)  # of a network that gives no numbers
     bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
     gaps = [
         abs(float(correct[here].mean()) - float(confidence[here].mean())) * float(here.mean())
@@ -108,7 +109,9 @@ def _rows(logits: torch.Tensor, labels: torch.Tensor) -> np.ndarray:
     probabilities = logits.softmax(dim=-1)
     confidence, predicted = probabilities.max(dim=-1)
     own = logits.gather(1, labels[:, None])
-    rank = (logits > own).sum(dim=-1)
+    above = (~(logits < own)).sum(dim=-1) - 1  # ties, and what is not a number, count against the network
+    rank = torch.where(predicted == labels, 0, above.clamp(min=1))
+    rank = torch.where(logits.isfinite().all(dim=-1), rank, logits.shape[-1])
     loss = nn.functional.cross_entropy(logits, labels, reduction="none")
     columns = (labels, predicted, confidence, rank, loss)
     return torch.stack([column.double() for column in columns], dim=1).cpu().numpy()

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import math
 import signal
+import threading
 import time
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -29,6 +31,7 @@ from patchloom.training.schedule import learning_rate
 from patchloom.training.sharding import fill, like, shard_network, whole
 
 Batch = tuple[Tensor, ...]
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Task(Protocol):
@@ -121,7 +124,8 @@ class Loop:
             fill(self.average.model, parts["ema"])
         for name, parameter in self.network.named_parameters():
             if found := _under(name, parts["optimizer"]):
-                self.optimizer.state[parameter] = {key: like(value, parameter) for key, value in found.items()}
+                fused = bool(self.optimizer.defaults.get("fused"))  # then its counters are where the parameter is
+                self.optimizer.state[parameter] = {key: like(value, parameter, fused) for key, value in found.items()}
         self.scaler.load_state_dict(state.info["scaler"])
         first = self.processes.first
         self.counters = Counters(
@@ -135,7 +139,8 @@ class Loop:
 
     def fit(self) -> None:
         """Train to the end. Signals save and raise InterruptedWork."""
-        previous = {which: signal.signal(which, self._on_signal) for which in (signal.SIGTERM, signal.SIGINT)}
+        caught = _SIGNALS if threading.current_thread() is threading.main_thread() else ()
+        previous = {which: signal.signal(which, self._on_signal) for which in caught}
         try:
             self._fit()
         finally:
@@ -189,15 +194,22 @@ class Loop:
         """Gradients of the mean over the images of all processes; gives the sum over this process's images."""
         total = 0.0
         share = self.processes.count / self.task.images_per_step  # DDP divides by the number of processes
-        parts = zip(*(tensor.chunk(self.recipe.accumulate) for tensor in batch), strict=True)
+        count = self.recipe.accumulate
+        parts = zip(*(tensor.tensor_split(count) for tensor in batch), strict=True)
         for i, part in enumerate(parts):
             moved = tuple(tensor.to(self.processes.device, non_blocking=True) for tensor in part)
-            with autocast(self.recipe.precision, self.processes.device):
-                losses = self.task.losses(self.engine, moved, step * self.recipe.accumulate + i)
-            loss = torch.stack([value.sum() for value in losses.values()]).sum()
-            self.scaler.scale(loss * share).backward()
+            with self._gradients_stay(i < count - 1):
+                with autocast(self.recipe.precision, self.processes.device):
+                    losses = self.task.losses(self.engine, moved, step * count + i)
+                loss = torch.stack([value.sum() for value in losses.values()]).sum()
+                self.scaler.scale(loss * share).backward()
             total += float(loss.detach())
         return total
+
+    def _gradients_stay(self, stay: bool) -> AbstractContextManager[None]:
+        """Whether the processes keep their gradients to themselves for now: more of them are to be added up."""
+        waits = stay and isinstance(self.engine, DistributedDataParallel)
+        return self.engine.no_sync() if waits else nullcontext()
 
     def _not_finite(self, step: int, rate: float, loss: float) -> None:
         self._save(False)
@@ -227,6 +239,8 @@ class Loop:
         if self.average:
             averaged = self.task.evaluate(self.average.model)
             record |= {f"ema_{name}": value for name, value in averaged.items()}
+        if not all(math.isfinite(value) for value in record.values() if isinstance(value, float)):
+            self._not_finite(counters.step, record["lr"], record.get("loss", math.nan))
         metric = record[f"ema_{self.task.metric}" if self.average else self.task.metric]
         improved = metric > counters.best.get("value", -math.inf)
         if improved:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from hashlib import sha256
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -38,19 +40,23 @@ class WeightsAndBiases:
     """One W&B run, named after the folder; resumed under the same id."""
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
-        try:
-            wandb = import_module("wandb")
-        except ImportError as error:
-            raise PatchloomError("--log wandb needs Weights & Biases: pip install wandb.") from error
-        self.run = wandb.init(
-            project="patchloom", id=folder.name, resume="allow", dir=str(folder), config=dict(settings)
-        )
+        name = sha256(str(folder.absolute()).encode()).hexdigest()[:16]
+        wandb = import_module("wandb")
+        self.run = wandb.init(project="patchloom", id=name, resume="allow", dir=str(folder), config=dict(settings))
 
     def write(self, record: Mapping[str, Any]) -> None:
         self.run.log({key: value for key, value in record.items() if key != "step"}, step=record["step"])
 
     def close(self) -> None:
         self.run.finish()
+
+
+def check_log(where: str | None) -> None:
+    """Refuse a place that is not there before a run begins."""
+    if where == "wandb" and find_spec("wandb") is None:
+        raise PatchloomError("--log wandb needs Weights & Biases: pip install wandb.")
+    if where not in (None, "wandb"):
+        raise PatchloomError(f"A run is logged to wandb beside its folder, or not; there is no {where!r}.")
 
 
 def open_mirrors(folder: Path, settings: Mapping[str, Any], step: int) -> list[Mirror]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import platform
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -31,23 +33,14 @@ class Run:
         self.checkpoints = Checkpoints(folder / "checkpoints")
         self.mirrors: list[Mirror] = []
 
-    @classmethod
-    def create(cls, folder: Path, settings: dict[str, Any], about: Mapping[str, Any], first: bool = True) -> Run:
-        """A new run; a folder that holds one already is refused."""
-        run = cls(folder, settings)
-        if not first:
-            return run
-        if (folder / "recipe.yaml").exists() or (folder / "checkpoints").exists():
-            raise PatchloomError(
-                f"{folder} holds a run already: `patchloom resume {folder}` goes on with it; give another folder."
-            )
+    def create(self, about: Mapping[str, Any]) -> None:
+        """Begin the folder. recipe.yaml comes last: with it a run can be resumed."""
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            write_text(folder / "environment.json", json.dumps({**environment(), **about}, indent=1) + "\n")
-            run.save_settings()
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_text(self.folder / "environment.json", json.dumps({**environment(), **about}, indent=1) + "\n")
+            self.save_settings()
         except OSError as error:
-            raise PatchloomError(f"{folder} cannot be written: {error}.") from error
-        return run
+            raise PatchloomError(f"{self.folder} cannot be written: {error}.") from error
 
     @classmethod
     def open(cls, folder: Path) -> Run:
@@ -56,6 +49,25 @@ class Run:
         if not path.is_file():
             raise PatchloomError(f"{folder} holds no run: there is no recipe.yaml in it.")
         return cls(folder, read_settings(path))
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from training in this folder; however this one ends, the lock goes with it."""
+        with open(self.folder / ".lock", "w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise PatchloomError(f"Another process is training in {self.folder}.") from error
+            yield
+
+    def about(self) -> dict[str, Any]:
+        """What environment.json holds."""
+        path = self.folder / "environment.json"
+        try:
+            about = json.loads(path.read_text())
+            return {**about, "data": dict(about["data"])}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise PatchloomError(f"{path} is damaged or missing: {error}.") from error
 
     def save_settings(self) -> None:
         """recipe.yaml: one `key: value` a line, values as JSON, which YAML includes."""
@@ -100,7 +112,7 @@ def write_text(path: Path, text: str) -> None:
     """Written aside, synced, then moved into place."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with open(aside, "w") as file:
+        with open(aside, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

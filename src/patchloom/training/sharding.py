@@ -29,11 +29,11 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def like(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """A whole tensor, sharded as `parameter` is where it has its shape."""
+def like(tensor: Tensor, parameter: Tensor, scalars_too: bool = True) -> Tensor:
+    """A whole tensor where `parameter` is, sharded as it is where it has its shape."""
     if isinstance(parameter, DTensor) and tensor.shape == parameter.shape:
         return distribute_tensor(tensor.to(parameter.device), parameter.device_mesh, parameter.placements)
-    return tensor.to(parameter.device) if tensor.ndim else tensor
+    return tensor.to(parameter.device) if tensor.ndim or scalars_too else tensor
 
 
 @torch.no_grad()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import warnings
@@ -96,16 +97,42 @@ def _read_safetensors(path: Path) -> Checkpoint:
     if not isinstance(about, dict):
         raise PatchloomError(f"{path} is damaged: what it says of itself is no object, but {about!r}.")
     if CHECKPOINT_KEY in metadata:
+        if metadata.get("sha256") != digest(metadata[CHECKPOINT_KEY], tensors):
+            raise PatchloomError(f"{path} is damaged: its digest does not fit its content.")
         tensors, about = _of_training(tensors, about)
     return Checkpoint(str(path), unwrap(tensors, str(path)), about)
 
 
 def _inside(folder: Path) -> Path:
-    """The weights in a run folder or an export; of an unfinished run, its newest checkpoint."""
-    for path in (folder / "export" / "model.safetensors", folder / "model.safetensors"):
-        if path.is_file():
-            return path
-    return max((folder / "checkpoints").glob("step-*.safetensors"), default=folder)
+    """The weights in a run folder or an export; of a run that is not at its end, its newest checkpoint."""
+    if (folder / "model.safetensors").is_file():
+        return folder / "model.safetensors"
+    export = folder / "export" / "model.safetensors"
+    newest = max((folder / "checkpoints").glob("step-*.safetensors"), default=None)
+    if export.is_file() and (newest is None or _step_of_export(export) >= int(newest.stem.split("-")[1])):
+        return export
+    return newest or folder
+
+
+def _step_of_export(path: Path) -> float:
+    """The step that an export was made at; one that does not say is taken as the end."""
+    try:
+        return float(json.loads((path.parent / "model.json").read_text())["step"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return float("inf")
+
+
+def digest(info: str, tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over what a training checkpoint says and holds."""
+    whole = hashlib.sha256(info.encode())
+    for name in sorted(tensors):
+        whole.update(f"{name} {tensors[name].dtype} {list(tensors[name].shape)}".encode())
+        whole.update(raw_bytes(tensors[name]))
+    return whole.hexdigest()
+
+
+def raw_bytes(tensor: Tensor) -> memoryview:
+    return memoryview(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
 
 
 def _of_training(tensors: dict[str, Tensor], about: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
