@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from patchloom import __version__
 from patchloom.cli import data, evaluate, models, recipes, train
@@ -22,7 +25,8 @@ def main(words: Sequence[str] | None = None) -> None:
     if unknown := [word for word in rest if word not in options.settings]:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
-        options.run(options)
+        with _ended_by_sigterm():
+            options.run(options)
         sys.stdout.flush()
     except PatchloomError as error:
         if options.debug:
@@ -39,6 +43,23 @@ def main(words: Sequence[str] | None = None) -> None:
     except OSError as error:  # a full disk behind our output, and the like
         print(f"patchloom: {error}", file=sys.stderr)
         sys.exit(1)
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Outside the training loop, which saves first, SIGTERM ends a command as Ctrl-C does."""
+
+    def stop(number: int, _: object) -> None:
+        raise InterruptedWork(f"Stopped by {signal.Signals(number).name}.")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _is_setting(word: str) -> bool:
