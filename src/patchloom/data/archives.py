@@ -19,6 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from patchloom.data.manifest import label_column
 from patchloom.data.sources import (
     EXTENSIONS,
     SPLIT_NAMES,
@@ -30,7 +31,6 @@ from patchloom.data.sources import (
     UnreadableImage,
     class_notes,
     label_by_name,
-    label_column,
 )
 from patchloom.errors import PatchloomError, did_you_mean
 

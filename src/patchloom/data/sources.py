@@ -6,7 +6,6 @@ Sets kept in other ways (torchvision's, tar shards, Hugging Face's) are in `arch
 from __future__ import annotations
 
 import copy
-import csv
 import hashlib
 import io
 import os
@@ -170,7 +169,9 @@ def open_source(where: str | PathLike[str], labels: str | None = None) -> Source
         _refuse_labels(name, labels)
         return _open_folder(name, path)
     if path.is_file():
-        return _open_manifest(name, path, labels)
+        from patchloom.data.manifest import open_manifest  # it builds on this file
+
+        return open_manifest(name, path, labels)
     raise PatchloomError(f"{name} does not exist.{_near(path)}\n{LAYOUTS}")
 
 
@@ -298,7 +299,7 @@ class _Walk:
     def notes(self) -> Iterator[str]:
         if self.others:
             kinds = ", ".join(sorted(self.others)[:8])
-            yield f"{_count(sum(self.others.values()), 'file')} with other endings left aside: {kinds}."
+            yield f"{count(sum(self.others.values()), 'file')} with other endings left aside: {kinds}."
         for link in sorted(self.links):
             yield f"The link {link} leads to a folder that is read already; it is not followed."
 
@@ -371,7 +372,7 @@ def _images_in(folder: Path) -> list[str]:
 def _stray_notes(folder: Path) -> Iterator[str]:
     stray = _images_in(folder)
     if stray:
-        yield f"{_count(len(stray), 'image')} outside class folders left aside: {', '.join(stray[:3])}" + (
+        yield f"{count(len(stray), 'image')} outside class folders left aside: {', '.join(stray[:3])}" + (
             ", ..." if len(stray) > 3 else "."
         )
 
@@ -382,7 +383,7 @@ def _nothing_found(where: str, root: Path) -> str:
     images = _images_in(root) or in_splits
     names = [entry.name + ("/" if entry.is_dir() else "") for entry in entries]
     if images:
-        found = f"{where} has {_count(len(images), 'image')}, such as {images[0]}, but no class folders with images"
+        found = f"{where} has {count(len(images), 'image')}, such as {images[0]}, but no class folders with images"
     elif names:
         found = f"{where} has no images in class folders; it has {', '.join(names[:6])}{', ...' if names[6:] else ''}"
     else:
@@ -406,7 +407,7 @@ def label_by_name(where: str, class_names: Sequence[str], found: Rows) -> dict[s
         if unknown:
             shown = ", ".join(map(repr, unknown[:5])) + (", ..." if unknown[5:] else "")
             raise PatchloomError(
-                f"{where}: {split} has {_count(len(unknown), 'class', 'classes')} that train lacks: {shown}. "
+                f"{where}: {split} has {count(len(unknown), 'class', 'classes')} that train lacks: {shown}. "
                 f"Rename them as in train, add them to train, or leave them out of {split}."
             )
     return {split: sorted((Item(k, index[n]) for k, n in rows), key=lambda i: i.key) for split, rows in found.items()}
@@ -424,116 +425,13 @@ def class_notes(class_names: Sequence[str], splits: dict[str, list[Item]]) -> It
     counts = Counter(item.label for items in splits.values() for item in items)
     empty = [name for label, name in enumerate(class_names) if not counts[label]]
     if empty:
-        yield f"{_count(len(empty), 'class', 'classes')} without images: {', '.join(empty)}."
+        yield f"{count(len(empty), 'class', 'classes')} without images: {', '.join(empty)}."
     if len(class_names) == 1:
         yield f"There is one class only, {class_names[0]}."
 
 
-def _count(number: int, one: str, many: str | None = None) -> str:
+def count(number: int, one: str, many: str | None = None) -> str:
     return f"{number} {one if number == 1 else many or one + 's'}"
-
-
-# --- CSV manifests
-
-
-def _open_manifest(where: str, path: Path, labels: str | None) -> Source:
-    if path.suffix.lower() != ".csv":
-        raise PatchloomError(f"{where} is a file, but no CSV manifest (FILE.csv).\n{LAYOUTS}")
-    rows, header = _read_rows(where, path)
-    column = label_column(where, [name for name in header if name not in ("path", "split")], labels)
-    found: dict[str, list[tuple[str, str]]] = defaultdict(list)
-    seen: dict[str, tuple[str, int]] = {}
-    counted: set[tuple[str, str]] = set()
-    for line, row in rows:
-        key, name, split = _manifest_row(where, path, line, row, column, "split" in header)
-        before, at = seen.setdefault(key, (name, line))
-        if before != name:
-            raise PatchloomError(f"{where}: {key} is {before!r} in line {at} and {name!r} in line {line}.")
-        if (split, key) not in counted:
-            counted.add((split, key))
-            found[split].append((key, name))
-    if not found:
-        raise PatchloomError(f"{where} has a header and no rows.")
-    in_order: Rows = {split: found[split] for split in ("train", "val", "test", "all") if split in found}
-    trained = in_order.get("train") or [row for rows_ in in_order.values() for row in rows_]
-    class_names = sorted({name for _, name in trained})
-    splits = label_by_name(where, class_names, in_order)
-    repeated = len(rows) - len(counted)
-    notes = [f"{_count(repeated, 'row')} repeated an earlier one and counted once."] if repeated else []
-    return FileSource(path.parent, where, class_names, splits, [*notes, *class_notes(class_names, splits)])
-
-
-def _read_rows(where: str, path: Path) -> tuple[list[tuple[int, dict[str, str]]], list[str]]:
-    try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, strict=True)
-            header = [name.strip() for name in next(reader, [])]
-            _check_header_row(where, header)
-            rows = []
-            for cells in reader:
-                if not any(cell.strip() for cell in cells):
-                    continue
-                if len(cells) != len(header):
-                    raise PatchloomError(
-                        f"{where}, line {reader.line_num}: {_count(len(cells), 'value')} for "
-                        f"{len(header)} columns ({', '.join(header)})."
-                    )
-                rows.append((reader.line_num, dict(zip(header, cells, strict=True))))
-            return rows, header
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise PatchloomError(f"{where} cannot be read as a CSV file in UTF-8: {error}") from error
-    except OSError as error:
-        raise PatchloomError(f"{where} cannot be read: {error.strerror or error}") from error
-
-
-def _check_header_row(where: str, header: list[str]) -> None:
-    if "path" not in header:
-        columns = ", ".join(header)[:200] or "none"
-        raise PatchloomError(f"{where} has no column `path` in its first line; columns: {columns}.\n{LAYOUTS}")
-    twice = [name for name, count in Counter(header).items() if count > 1]
-    if twice:
-        raise PatchloomError(f"{where} has the column {twice[0]!r} more than once.")
-
-
-def label_column(where: str, columns: Sequence[str], labels: str | None) -> str:
-    """The column of labels: the one asked for, or the only one."""
-    listed = ", ".join(columns) or "none"
-    if labels is not None and labels not in columns:
-        raise PatchloomError(
-            f"{where} has no label column {labels!r}.{did_you_mean(labels, columns)} Label columns: {listed}."
-        )
-    if labels is not None:
-        return labels
-    if len(columns) != 1:
-        raise PatchloomError(f"{where} must say which column holds the labels (--labels COLUMN). Columns: {listed}.")
-    return columns[0]
-
-
-def _manifest_row(
-    where: str, path: Path, line: int, row: dict[str, str], column: str, has_split: bool
-) -> tuple[str, str, str]:
-    for name in ("path", column, *(["split"] if has_split else [])):
-        if not row[name].strip():
-            raise PatchloomError(f"{where}, line {line}: no value for {name!r}.")
-    split = "all"
-    if has_split:
-        said = row["split"].strip()
-        if said.lower() not in SPLIT_NAMES:
-            raise PatchloomError(f"{where}, line {line}: split {said!r}; it must be train, val or test.")
-        split = SPLIT_NAMES[said.lower()]
-    return _manifest_key(path.parent, row["path"].strip()), row[column].strip(), split
-
-
-def _manifest_key(folder: Path, said: str) -> str:
-    """Relative to the manifest where that is possible, so that a key stays the same when the data moves."""
-    if os.path.isabs(said):
-        plain = Path(os.path.normpath(said))
-        here = Path(os.path.abspath(folder))
-        return (plain.relative_to(here) if plain.is_relative_to(here) else plain).as_posix()
-    return Path(os.path.normpath(said)).as_posix()
-
-
-# --- splits
 
 
 @dataclass(frozen=True)
@@ -563,7 +461,7 @@ def split_source(source: Source) -> Split:
     kept = [item for item in train if item.key not in held_keys]
     held_out = [item for item in train if item.key in held_keys]
     how = (
-        f"No split in the data: a fifth of each class, {_count(len(held_out), 'image')}, held out, "
+        f"No split in the data: a fifth of each class, {count(len(held_out), 'image')}, held out, "
         f"chosen by file name; {len(kept)} to train on."
     )
     return Split(kept, held_out, how)
