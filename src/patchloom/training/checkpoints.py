@@ -56,6 +56,16 @@ class Checkpoints:
         snapshot = State(self._snapshot(state.tensors), dict(state.info))
         self._pending = self._writer.submit(self._write, snapshot, best)
 
+    def reserve(self, tensors: Mapping[str, Tensor]) -> None:
+        """Get the memory for snapshots of these tensors in the background, so that the first save need not wait."""
+        self.wait()
+        shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+        self._pending = self._writer.submit(self._allocate, shapes)
+
+    def _allocate(self, shapes: Mapping[str, tuple[torch.Size, torch.dtype]]) -> None:
+        for name, (shape, dtype) in shapes.items():
+            self._buffers[name] = torch.zeros(shape, dtype=dtype)
+
     def _snapshot(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         for name, tensor in tensors.items():
             buffer = self._buffers.get(name)

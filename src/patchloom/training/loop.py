@@ -153,6 +153,8 @@ class Loop:
         for batch in self.task.batches(start, self.total):
             self._step(batch)
             step = self.counters.step
+            if step == start + 1:  # the optimizer has its state now
+                self._reserve()
             improved = step % self.task.steps_per_epoch == 0 and self._evaluate(begun, start)
             stop, due = self.processes.any(self._signal is not None, self._due())
             if due or improved or stop or step == self.total:
@@ -165,6 +167,11 @@ class Loop:
                 )
             self._show(begun, start)
         self.run.checkpoints.wait()
+
+    def _reserve(self) -> None:
+        state = self.state()
+        if self.processes.first:
+            self.run.checkpoints.reserve(state.tensors)
 
     def _on_signal(self, number: int, _: Any) -> None:
         self._signal = signal.Signals(number).name
