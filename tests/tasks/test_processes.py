@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+
+import patchloom
+from patchloom.errors import PatchloomError
+from patchloom.training.run import Run
 
 WORDS = [
     "digits", "--model", "deit_nano", "--recipe", "deit@small", "model.depth=1", "model.dim=24", "model.heads=2",
@@ -48,8 +53,32 @@ def test_two_processes_train_the_same_network_as_one(shard: str, alone: Path, tm
         torch.testing.assert_close(got[name], want[name], rtol=1e-3, atol=1e-5)
 
 
-def test_a_run_of_two_shards_is_extended_by_one_process(tmp_path: Path) -> None:
+def test_shards_are_checked_and_resumed_to_the_same_bits_by_any_number_of_processes(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    run("train", *WORDS, "epochs=1", "shard=full", "--out", str(out), processes=2)
-    assert "at step 5 of 10" in run("extend", str(out), "--epochs", "1")
-    run("extend", str(out), "--epochs", "1", processes=2)
+    run("train", *WORDS, "epochs=2", "shard=full", "--out", str(out), processes=2)
+    want, folder = tensors(out), out / "checkpoints"
+    assert {path.name for path in folder.iterdir()} >= {"step-00000005.shards", "step-00000010.shards", "best.shards"}
+    # the weights of a checkpoint are those of the export made at the same step
+    shutil.move(out / "export", tmp_path / "export")
+    loaded = patchloom.load(out).state_dict()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in want.items())
+    damaged = max(folder.glob("step-00000010.shards/*.safetensors"), key=lambda path: path.stat().st_size)
+    content = bytearray(damaged.read_bytes())
+    content[-1] ^= 1
+    damaged.write_bytes(content)
+    with pytest.raises(PatchloomError, match="damaged"):
+        patchloom.load(out)
+    shutil.copytree(out, tmp_path / "by one")
+    assert "step-00000010.shards is damaged" in run("resume", str(out), processes=2)
+    assert all(torch.equal(tensors(out)[name], tensor) for name, tensor in want.items())
+    assert "at step 5 of 10" in run("resume", str(tmp_path / "by one"))
+    for name, tensor in tensors(tmp_path / "by one").items():
+        torch.testing.assert_close(tensor, want[name], rtol=1e-3, atol=1e-5)
+
+
+def test_processes_agree_on_running_statistics(tmp_path: Path) -> None:
+    """BatchNorm's statistics are those of all processes: what is exported scores as what was evaluated."""
+    out = tmp_path / "run"
+    run("train", *WORDS, "epochs=1", "model.stem=hmlp", "ema=0", "--out", str(out), processes=2)
+    record = Run.open(out).records()[-1]
+    assert patchloom.evaluate(out, "digits")["loss"] == pytest.approx(record["loss"], rel=1e-5)

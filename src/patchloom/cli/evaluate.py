@@ -21,6 +21,7 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
     parser.add_argument("--class-map", metavar="FILE.json", help="names in the data -> names in the model")
     parser.add_argument("--real", metavar="FILE.json", help="ImageNet's reassessed labels: a list of labels an image")
     parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--workers", type=int, default=0, help="processes that read images")
     parser.add_argument("--strict", action="store_true", help="unreadable files are an error, not skipped")
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.set_defaults(run=run_evaluate)
@@ -46,6 +47,7 @@ def run_evaluate(options: argparse.Namespace) -> None:
         crop_ratio=options.crop_ratio,
         resolution=options.resolution,
         batch=options.batch,
+        workers=options.workers,
         strict=options.strict or options.real is not None,  # ReaL counts files by number: none may be left out
         class_map=_read_json(options.class_map) if options.class_map else None,
         console=Console(sys.stderr),

@@ -49,8 +49,8 @@ def main(words: Sequence[str] | None = None) -> None:
 def _ended_by_sigterm() -> Iterator[None]:
     """Outside the training loop, which saves first, SIGTERM ends a command as Ctrl-C does."""
 
-    def stop(number: int, _: object) -> None:
-        raise InterruptedWork(f"Stopped by {signal.Signals(number).name}.")
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt  # which no library takes for a failure of its own
 
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -49,7 +49,7 @@ def run_train(options: argparse.Namespace) -> None:
     changes, model_options = parse_words(options.settings)
     if options.plan:
         job = plan_job(options.data, options.model, options.recipe, changes, model_options, options.labels)
-        plan = measure_plan(job, _console(options))
+        plan = measure_plan(job, _console(options), options.strict)
         print(json.dumps(plan, indent=1) if options.json else plan_text(plan))
         return
     run = train(

@@ -12,7 +12,7 @@ from torch import Tensor
 from patchloom.errors import PatchloomError
 from patchloom.models.preprocessing import Preprocessing
 
-_FILTERS = {
+FILTERS = {
     "bicubic": Image.Resampling.BICUBIC,
     "bilinear": Image.Resampling.BILINEAR,
     "nearest": Image.Resampling.NEAREST,
@@ -54,6 +54,6 @@ def resize_and_crop(image: Image.Image, how: Preprocessing) -> Image.Image:
         size = (covered[0] * image.width // image.height, covered[0])
     else:
         size = (covered[1], covered[1] * image.height // image.width)
-    resized = image.resize(size, _FILTERS[how.interpolation])
+    resized = image.resize(size, FILTERS[how.interpolation])
     left, top = round((size[0] - width) / 2), round((size[1] - height) / 2)
     return resized.crop((left, top, left + width, top + height))

@@ -18,9 +18,9 @@ import numpy as np
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 from patchloom.compat import import_timm
+from patchloom.data.images import FILTERS
 from patchloom.data.randomness import seeded_globals
 
-FILTERS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 FILL = (124, 116, 104)  # ImageNet's mean colour, behind what geometric moves leave empty
 Size = tuple[int, int]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from os import PathLike
@@ -28,6 +28,7 @@ from patchloom.models.registry import build, config_from_json, find_config
 from patchloom.recipes.changes import apply_changes, network_config
 from patchloom.recipes.recipe import Recipe
 from patchloom.recipes.registry import find_recipe
+from patchloom.training.checkpoints import read_checkpoint
 from patchloom.training.console import Console
 from patchloom.training.evaluation import Scores, score
 from patchloom.training.loop import Batch, Loop, check_batch
@@ -36,6 +37,7 @@ from patchloom.training.mirrors import check_log, open_mirrors
 from patchloom.training.processes import Processes, join_processes
 from patchloom.training.report import write_report
 from patchloom.training.run import Run, write_text
+from patchloom.training.sharding import whole_tensors
 from patchloom.weights.save import save
 
 
@@ -77,10 +79,10 @@ class Classify:
         per_head = [recipe_loss(self.recipe, logits, targets) for logits in pair]
         return {"loss": torch.stack(per_head).mean(dim=0)}
 
-    def evaluate(self, network: Network) -> dict[str, float]:
-        return self.scores(network).figures()
+    def evaluate(self, network: Network, after_batch: Callable[[], None]) -> dict[str, float]:
+        return self.scores(network, after_batch).figures()
 
-    def scores(self, network: Network) -> Scores:
+    def scores(self, network: Network, after_batch: Callable[[], None] = lambda: None) -> Scores:
         """What the network says of the held-out images."""
         return score(
             network,
@@ -88,8 +90,9 @@ class Classify:
             self.split.held_out,
             self.network.preprocessing,
             batch=max(64, self.recipe.batch_size // self.processes.count),
-            workers=0,
+            workers=self.recipe.workers,
             processes=self.processes,
+            after_batch=after_batch,
         )
 
     def about(self) -> dict[str, Any]:
@@ -158,17 +161,21 @@ def plan_job(
     return Job(where, labels, config, dict(options), resolved, tuple(notes))
 
 
-def open_data(job: Job, console: Console, strict: bool = False) -> tuple[Source, Split, dict[str, str]]:
+def open_data(
+    job: Job, console: Console, processes: Processes, strict: bool = False
+) -> tuple[Source, Split, dict[str, str]]:
     """The source of a job without its unreadable files, split, and those files with the reasons."""
     source = open_source(job.data, job.labels)
-    items = [item for items in source.splits.values() for item in items]
-    bad = find_unreadable(source, items, lambda done, of: console.progress(f"reading images: {done} of {of}"))
+    mine = source.items()[processes.rank :: processes.count]
+    found = find_unreadable(source, mine, lambda done, of: console.progress(f"reading images: {done} of {of}"))
+    bad = {key: reason for part in processes.gather(found) for key, reason in part.items()}
     if bad:
         report_skipped(bad, console, strict)
     usable = source.without(bad)
+    for name, items in source.splits.items():
+        if items and not usable.splits[name]:
+            raise PatchloomError(f"No image of {job.data} in its split {name!r} can be read.")
     split = split_source(usable)
-    if not split.train:
-        raise PatchloomError(f"{job.data} holds no training image.")
     for note in getattr(source, "notes", ()):
         console.say(note)
     console.say(
@@ -185,9 +192,14 @@ def report_skipped(bad: Mapping[str, str], console: Console, strict: bool) -> No
     console.say(f"{len(bad)} unreadable files are skipped:\n{listed}")
 
 
-def make_task(job: Job, source: Source, split: Split, processes: Processes) -> Classify:
+def make_task(job: Job, source: Source, split: Split, processes: Processes, console: Console) -> Classify:
     """The task with a fresh network, the same in every process."""
     config = network_config(job.config, job.recipe, len(source.class_names), job.options)
+    if len(split.train) < job.recipe.batch_size:
+        console.say(
+            f"All {len(split.train)} training images are one batch: fewer than batch_size={job.recipe.batch_size}. The "
+            f"learning rate stays {job.recipe.lr:.3g}."
+        )
     check_batch(job.recipe, len(split.train), processes.count)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(job.recipe.seed, "start"))
@@ -230,15 +242,13 @@ def train(
         console.say(note)
     _check_free(Path(out))
     check_log(log)
-    source, split, bad = open_data(job, console, strict)
-    task = make_task(job, source, split, processes)
+    source, split, bad = open_data(job, console, processes, strict)
+    task = make_task(job, source, split, processes, console)
     run = Run(Path(out), {**job.settings(), "log": log})
     loop = Loop(task, job.recipe, run, processes, console)  # before anything is written: it refuses what cannot be
     processes.wait()
     if processes.first:
-        run.create(
-            {"data": {"where": job.data, "fingerprint": source_fingerprint(job), "skipped": bad, "split": split.how}}
-        )
+        run.create({"data": _about_data(job, source, split, bad)})
     return _carry_out(run, task, loop)
 
 
@@ -260,18 +270,31 @@ def resume(folder: str | PathLike[str], console: Console | None = None, more_epo
             f"{job.data} has changed since {run.folder} began: exact resuming needs the same images and labels."
         )
     source = open_source(job.data, job.labels).without(environment["data"].get("skipped", {}))
-    task = make_task(job, source, split_source(source), processes)
+    task = make_task(job, source, split_source(source), processes, console)
     run.settings |= job.settings()
     return _carry_out(run, task, Loop(task, job.recipe, run, processes, console))
 
 
 def _extended(job: Job, more: int, console: Console) -> Job:
     epochs = job.recipe.epochs + more
-    console.say(
-        f"The schedule changes: its {job.recipe.schedule} curve spans {epochs} epochs instead of "
-        f"{job.recipe.epochs}, and the learning rate goes on from where that curve is at the last checkpoint."
+    how = {
+        "constant": "the learning rate stays as it is",
+        "step": f"the drops of the learning rate stay at epochs {', '.join(map(str, job.recipe.decay_epochs))}",
+    }.get(
+        job.recipe.schedule,
+        f"its {job.recipe.schedule} curve spans all of them, and the learning rate goes on from where that curve is at "
+        "the last checkpoint",
     )
+    console.say(f"The schedule changes to {epochs} epochs instead of {job.recipe.epochs}: {how}.")
     return dataclasses.replace(job, recipe=job.recipe.replace(epochs=epochs))
+
+
+def _about_data(job: Job, source: Source, split: Split, bad: dict[str, str]) -> dict[str, Any]:
+    """What a run remembers of its data: enough to notice a change, and which images it never saw."""
+    about = {"where": job.data, "fingerprint": source_fingerprint(job), "skipped": bad, "split": split.how}
+    if not any(source.splits.get(name) for name in ("val", "test")):
+        about["held_out"] = [item.key for item in split.held_out]
+    return about
 
 
 def source_fingerprint(job: Job) -> str:
@@ -309,20 +332,14 @@ def _carry_out(run: Run, task: Classify, loop: Loop) -> Run:
 
 
 def _restore(run: Run, loop: Loop) -> None:
-    """The first process looks for the last whole checkpoint, then the others take the same one."""
-    state = None
-    for turn in (True, False):
-        if loop.processes.first == turn:
-            state = run.checkpoints.newest(loop.console.say)
-        loop.processes.wait()
-    steps = loop.processes.gather(None if state is None else state.info["step"])
-    if len(set(steps)) > 1:
-        raise PatchloomError(
-            f"The processes see other checkpoints in {run.folder} ({steps}): is it shared by all of them?"
-        )
-    if state is not None:
+    """The first process looks for the last whole checkpoint; all take that one."""
+    processes = loop.processes
+    path = processes.gather(run.checkpoints.newest(loop.console.say) if processes.first else None)[0]
+    if path is not None:
+        if not path.exists():
+            raise PatchloomError(f"Process {processes.rank} does not see {path}: is the folder shared by all of them?")
         try:
-            loop.restore(state)
+            loop.restore(read_checkpoint(path, loop.empty))
         except (RuntimeError, KeyError) as error:
             raise PatchloomError(f"The checkpoint of {run.folder} does not fit its recipe.yaml: {error}.") from error
         loop.console.say(f"Resuming {run.folder} at step {loop.counters.step} of {loop.total}.")
@@ -333,7 +350,7 @@ def _restore(run: Run, loop: Loop) -> None:
 def _finish(run: Run, task: Classify, loop: Loop, console: Console) -> None:
     """The export and the report."""
     trained = loop.average.model if loop.average is not None else loop.network
-    scores, whole = task.scores(trained), loop.whole_tensors(trained)
+    scores, whole = task.scores(trained), whole_tensors(trained)
     if not loop.processes.first:
         return
     network = build(trained.config)

@@ -6,7 +6,7 @@ import dataclasses
 import glob
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,12 @@ import torch
 from patchloom.data.images import resize_and_crop
 from patchloom.data.mixing import normalise
 from patchloom.data.scan import find_unreadable
-from patchloom.data.sources import EXTENSIONS, Item, Source, decode, open_source, split_source
+from patchloom.data.sources import EXTENSIONS, Item, Source, Split, decode, open_source, split_source
 from patchloom.errors import PatchloomError
 from patchloom.models.network import Network, unwrapped
 from patchloom.training.console import Console
 from patchloom.training.evaluation import Scores, score
+from patchloom.training.run import Run
 from patchloom.weights.load import load
 
 Model = Network | str | PathLike[str]
@@ -61,14 +62,17 @@ def scores(
         )
     network = open_model(model, resolution)
     source = open_source(data, labels)
-    everything = [item for items in source.splits.values() for item in items]
-    bad = find_unreadable(source, everything)
+    bad = find_unreadable(
+        source, source.items(), lambda done, of: console.progress(f"reading images: {done} of {of}"), max(2, workers)
+    )
     if bad:
         from patchloom.tasks.classify import report_skipped
 
         report_skipped(bad, console, strict)
     usable = source.without(bad)
-    items, called = choose_items(usable, split)
+    items, called = choose_items(usable, split, _held_out_by(model, data))
+    if not items:
+        raise PatchloomError(f"{source.where} has no readable image in {called}.")
     console.say(f"{len(items)} images: {called}.")
     how = network.preprocessing
     if crop_ratio is not None:
@@ -87,20 +91,39 @@ def open_model(model: Model, resolution: int | None = None) -> Network:
     return network.to("cuda" if torch.cuda.is_available() else "cpu").eval()
 
 
-def choose_items(source: Source, split: str | None) -> tuple[list[Item], str]:
-    """The images of a split, by default those held out, and how they are called."""
+def choose_items(source: Source, split: str | None, held_out: Collection[str] | None = None) -> tuple[list[Item], str]:
+    """The images of a split, by default those held out, and how they are called. `held_out`: the keys that a run held
+    out of data without a split of its own."""
     if split == "all":
-        return [item for items in source.splits.values() for item in items], "all images"
+        return source.items(), "all images"
     own = [name for name in ("val", "test") if source.splits.get(name)]
     if split is None and own:
         return source.splits[own[0]], f"the split {own[0]}"
     if split in source.splits:
         return source.splits[split], f"the split {split}"
-    if "all" in source.splits and split in ("train", "val", None):
+    if not own and split in ("train", "val", None):
         parts = split_source(source)
+        if held_out is not None:
+            everything = [*parts.train, *parts.held_out]
+            parts = Split(
+                [item for item in everything if item.key not in held_out],
+                [item for item in everything if item.key in held_out],
+                parts.how,
+            )
         told = "what training holds out of data without a split; --split all takes every image"
         return (parts.train, "what is trained on") if split == "train" else (parts.held_out, told)
     raise PatchloomError(f"{source.where} has no split {split or 'val'!r}; it has {', '.join(source.splits)}.")
+
+
+def _held_out_by(model: Model, data: str | PathLike[str]) -> set[str] | None:
+    """The images that a run held out, where it was trained on this data and says so."""
+    if isinstance(model, Network):
+        return None
+    try:
+        about = Run.open(Path(model)).about()["data"]
+        return set(about["held_out"]) if Path(about["where"]) == Path(data).absolute() else None
+    except (PatchloomError, OSError, KeyError):
+        return None
 
 
 def real_accuracy(result: Scores, keys: Sequence[str], labels: Sequence[Sequence[int]]) -> dict[str, float]:

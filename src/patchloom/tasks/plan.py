@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import resource
 import time
-from itertools import islice
+from pathlib import Path
 from typing import Any
-
-import torch
 
 from patchloom.models.complexity import complexity
 from patchloom.tasks.classify import Job, make_task, open_data
 from patchloom.training.console import Console, duration
-from patchloom.training.losses import recipe_loss
-from patchloom.training.optimizers import make_optimizer
+from patchloom.training.loop import Loop
 from patchloom.training.processes import join_processes
+from patchloom.training.run import Run
 from patchloom.training.schedule import learning_rate
 
 _MEASURED = 3
 
 
-def measure_plan(job: Job, console: Console) -> dict[str, Any]:
-    """Resolve everything, measure a few steps, write nothing."""
+def measure_plan(job: Job, console: Console, strict: bool = False) -> dict[str, Any]:
+    """Resolve everything, measure a few steps of the loop, write nothing."""
     recipe, processes = job.recipe, join_processes()
-    source, split, bad = open_data(job, console)
-    task = make_task(job, source, split, processes)
+    source, split, bad = open_data(job, console, processes, strict)
+    task = make_task(job, source, split, processes, console)
     steps = recipe.epochs * task.steps_per_epoch
-    seconds, waiting = _measure(task, min(_MEASURED, steps))
+    loop = Loop(task, recipe, Run(Path("plan"), {}), processes, console)
+    seconds, waiting = _measure(loop, min(_MEASURED, steps))
     marks = [round(i * (steps - 1) / 20) for i in range(21)] if steps > 20 else list(range(steps))
     return {
         "model": task.network.config.name,
@@ -51,25 +50,19 @@ def measure_plan(job: Job, console: Console) -> dict[str, Any]:
     }
 
 
-def _measure(task: Any, count: int) -> tuple[float, float]:
+def _measure(loop: Loop, count: int) -> tuple[float, float]:
     """Seconds of computing and of waiting for data, a step; the first step, which warms up, is not counted."""
-    optimizer = make_optimizer(task.network, task.recipe)
     computing = waiting = 0.0
+    loop.engine.train()
     begun = time.perf_counter()
-    for i, batch in enumerate(islice(task.batches(0, count + 1), count + 1)):
+    for i, batch in enumerate(loop.task.batches(0, count + 1)):
         arrived = time.perf_counter()
-        x, targets = task.prepare(batch, i)
-        outputs = task.network.train()(x)
-        logits = outputs[0] if isinstance(outputs, tuple) else outputs
-        recipe_loss(task.recipe, logits, targets).mean().backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        loop.step(batch)
         done = time.perf_counter()
         if i:
             waiting, computing = waiting + arrived - begun, computing + done - arrived
         begun = done
-    torch.manual_seed(0)
-    return computing / max(count, 1), waiting / max(count, 1)
+    return computing / count, waiting / count
 
 
 def plan_text(plan: dict[str, Any]) -> str:

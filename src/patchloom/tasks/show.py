@@ -27,8 +27,9 @@ def write_sheet(
     """A PNG with the first images that a run with this recipe would train on, as the network would see them."""
     changes = {"workers": 0, "batch_size": COLUMNS * ROWS}
     job = plan_job(data, model, recipe, changes, {}, labels)
-    source, split, _ = open_data(job, Console(quiet=True))
-    task = make_task(job, source, split, Processes())
+    console, alone = Console(quiet=True), Processes()
+    source, split, _ = open_data(job, console, alone)
+    task = make_task(job, source, split, alone, console)
     batch = next(iter(task.batches(0, 1)))
     images, targets = task.prepare(batch, 0)
     how = task.network.preprocessing

@@ -1,8 +1,9 @@
 """Checkpoints: whole or absent, checked when written and when read, written beside training.
 
 One safetensors file each, `step-00001234.safetensors`: the tensors of the state, and as metadata the rest of it as
-JSON with a SHA-256 digest over all. A file is written aside, synced, read back, then renamed. The last two are kept,
-and `best.safetensors`, a second name of the one with the best metric.
+JSON with a SHA-256 digest over all; of a sharded network a folder, `step-00001234.shards`, that every process writes
+its part of. All are written aside, synced, read back, then renamed. The last two are kept, and `best`, a second name
+of the one with the best metric.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from patchloom.errors import PatchloomError, StoppedError
-from patchloom.weights.files import CHECKPOINT_KEY, digest, raw_bytes
+from patchloom.weights.files import CHECKPOINT_KEY, digest, kept_checkpoints, raw_bytes, sync
+from patchloom.weights.shards import SUFFIX, begin_shards, check_shards, read_shards, seal_shards
 
 _DTYPES = {
     torch.float32: "F32", torch.float64: "F64", torch.float16: "F16", torch.bfloat16: "BF16",
@@ -38,6 +42,10 @@ class State:
     tensors: dict[str, Tensor]
     info: dict[str, Any]
 
+    @property
+    def sharded(self) -> bool:
+        return any(isinstance(tensor, DTensor) for tensor in self.tensors.values())
+
 
 class Checkpoints:
     """The checkpoints of one run."""
@@ -48,13 +56,22 @@ class Checkpoints:
         self.folder = folder
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
+        self._group: Any = None  # of the processes that write shards
         self._buffers: dict[str, Tensor] = {}  # kept from one save to the next: fresh memory costs more than the copy
 
     def save(self, state: State, best: bool = False) -> None:
-        """Write in the background what the state is now; an error of the write before is raised here."""
+        """Write in the background what the state is now; an error of the write before is raised here.
+
+        A sharded state is saved by all processes together, any other by the first."""
         self.wait()
-        snapshot = State(self._snapshot(state.tensors), dict(state.info))
-        self._pending = self._writer.submit(self._write, snapshot, best)
+        if state.sharded:
+            self._group = self._group or dist.new_group(backend="gloo")  # training goes on with its own
+            aside = self._aside(state, SUFFIX)
+            written = begin_shards(aside, state.tensors, self._group)
+            self._pending = self._writer.submit(self._finish_shards, written, state, aside, best)
+        else:
+            snapshot = State(self._snapshot(state.tensors), dict(state.info))
+            self._pending = self._writer.submit(self._write, snapshot, best)
 
     def reserve(self, tensors: Mapping[str, Tensor]) -> None:
         """Get the memory for snapshots of these tensors in the background, so that the first save need not wait."""
@@ -80,14 +97,18 @@ class Checkpoints:
             pending, self._pending = self._pending, None
             pending.result()
 
-    def newest(self, say: Callable[[str], None]) -> State | None:
+    def newest(self, say: Callable[[str], None]) -> Path | None:
         """The last whole checkpoint; None where there is none. A damaged one is named, and the one before it taken."""
         for path in sorted(self.folder.glob("tmp-*")):  # what a killed process was writing
-            path.unlink()
+            _remove(path)
         damaged = []
-        for path in reversed(self._kept()):
+        for path in reversed(kept_checkpoints(self.folder)):
             try:
-                return read_checkpoint(path)
+                if path.suffix == SUFFIX:
+                    check_shards(path)
+                else:
+                    read_checkpoint(path)
+                return path
             except PatchloomError as error:
                 damaged.append(path.name)
                 say(f"{error} The checkpoint before it is used.")
@@ -97,37 +118,84 @@ class Checkpoints:
             raise PatchloomError(f"Every checkpoint in {self.folder} is damaged: {', '.join(damaged)}.")
         return None
 
-    def _kept(self) -> list[Path]:
-        return sorted(self.folder.glob("step-*.safetensors"), key=lambda path: int(path.stem.split("-")[1]))
+    def _aside(self, state: State, suffix: str) -> Path:
+        return self.folder / f"tmp-{state.info['step']:08d}{suffix}"
 
     def _write(self, state: State, best: bool) -> None:
-        step = state.info["step"]
-        path = self.folder / f"step-{step:08d}.safetensors"
-        aside = self.folder / f"tmp-{step:08d}.safetensors"
+        aside = self._aside(state, ".safetensors")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_checkpoint(aside, state)
             read_checkpoint(aside)
-            if best:
-                second = self.folder / "tmp-best.safetensors"
-                second.unlink(missing_ok=True)
-                try:
-                    os.link(aside, second)
-                except OSError:  # a file system without second names
-                    shutil.copyfile(aside, second)
-                os.replace(second, self.folder / "best.safetensors")
-            os.replace(aside, path)
-            _sync(self.folder)
+            self._place(aside, best)
         except (OSError, SafetensorError, RuntimeError, ValueError) as error:
-            with suppress(OSError):
-                aside.unlink()
-            kept = self._kept()
-            left = f" The last good one is {kept[-1].name}." if kept else ""
-            raise StoppedError(
-                f"The checkpoint of step {step} could not be written to {self.folder}: {error}.{left}"
-            ) from error
-        for old in self._kept()[: -self.KEPT]:
-            old.unlink(missing_ok=True)
+            raise self._failed(aside, error) from error
+
+    def _finish_shards(self, written: Future[Any], state: State, aside: Path, best: bool) -> None:
+        """The first process seals what all have written; then all know how it went."""
+        problem: Exception | None = None
+        try:
+            written.result()
+            if dist.get_rank() == 0:
+                seal_shards(aside, state.info, state.tensors)
+                check_shards(aside)
+                self._place(aside, best)
+        except Exception as error:  # all must hear of it, whatever it is
+            problem = error
+        problems: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(problems, None if problem is None else str(problem), group=self._group)
+        told = next((text for text in problems if text is not None), None)
+        if told is not None:
+            raise self._failed(aside, problem or told) from problem
+
+    def _failed(self, aside: Path, error: Exception | str) -> StoppedError:
+        with suppress(OSError):
+            _remove(aside)
+        kept = kept_checkpoints(self.folder)
+        left = f" The last good one is {kept[-1].name}." if kept else ""
+        step = int(aside.stem.removeprefix("tmp-"))
+        return StoppedError(f"The checkpoint of step {step} could not be written to {self.folder}: {error}.{left}")
+
+    def _place(self, aside: Path, best: bool) -> None:
+        """Give what was written aside its names, and drop what is older than the last two."""
+        path = aside.with_name(aside.name.replace("tmp", "step", 1))
+        while path.is_dir():  # a folder cannot take another's place at one stroke: both stay
+            path = path.with_name(f"{path.stem}+{path.suffix}")
+        if best:
+            self._name_best(aside)
+        os.replace(aside, path)
+        sync(self.folder)
+        for old in kept_checkpoints(self.folder)[: -self.KEPT]:
+            _remove(old)
+
+    def _name_best(self, aside: Path) -> None:
+        second, best = (self.folder / f"{name}{aside.suffix}" for name in ("tmp-best", "best"))
+        _remove(second)
+        if aside.is_dir():
+            shutil.copytree(aside, second, copy_function=_link)
+            _remove(best)
+        else:
+            _link(aside, second)
+        os.replace(second, best)
+        for other in self.folder.glob("best.*"):
+            if other != best:
+                _remove(other)
+
+
+def _link(source: str | Path, target: str | Path) -> None:
+    """A second name; a copy where the file system has none."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def _remove(path: Path) -> None:
+    """A checkpoint, file or folder, if it is there."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def write_checkpoint(path: Path, state: State) -> None:
@@ -156,8 +224,10 @@ def write_checkpoint(path: Path, state: State) -> None:
         os.fsync(file.fileno())
 
 
-def read_checkpoint(path: Path) -> State:
-    """A checkpoint, checked against its digest."""
+def read_checkpoint(path: Path, empty: Callable[[str, torch.Size], Tensor | None] | None = None) -> State:
+    """A checkpoint; a file is checked against its digest. Shards are read into what `empty` gives."""
+    if path.suffix == SUFFIX:
+        return State(*read_shards(path, empty))
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -168,15 +238,6 @@ def read_checkpoint(path: Path) -> State:
         return State(tensors, json.loads(info))
     except (SafetensorError, KeyError, ValueError, OSError) as error:
         raise PatchloomError(f"The checkpoint {path.name} is damaged: {error}.") from error
-
-
-def _sync(folder: Path) -> None:
-    """Make the renames in a folder last."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def parse_interval(text: str) -> tuple[str, float]:

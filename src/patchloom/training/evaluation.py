@@ -79,7 +79,7 @@ def score(
     batch: int = 128,
     workers: int = 0,
     processes: Processes | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    after_batch: Callable[[], None] = lambda: None,
 ) -> Scores:
     """Send every image through the network once. The labels of `items` are places in the network's outputs."""
     processes = processes or Processes()
@@ -93,8 +93,7 @@ def score(
     for images, labels in loader:
         x = normalise(images.to(processes.device), how.mean, how.std)
         rows.append(_rows(network(x).float(), labels.to(processes.device)))
-        if progress:
-            progress(sum(len(part) for part in rows), len(mine))
+        after_batch()
     network.train(was_training)
     table = np.empty((len(items), 5))
     for process, part in enumerate(processes.gather(np.concatenate(rows)[: len(mine)])):

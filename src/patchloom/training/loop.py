@@ -8,7 +8,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
@@ -28,7 +28,7 @@ from patchloom.training.precision import autocast, check_precision
 from patchloom.training.processes import Processes
 from patchloom.training.run import Run
 from patchloom.training.schedule import learning_rate
-from patchloom.training.sharding import fill, like, shard_network, whole
+from patchloom.training.sharding import fill, like, shard_network
 
 Batch = tuple[Tensor, ...]
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -50,8 +50,8 @@ class Task(Protocol):
         """Named losses, one value an image, (B,) each; their sum is minimised."""
         ...
 
-    def evaluate(self, network: Any) -> dict[str, float]:
-        """Metrics over all processes."""
+    def evaluate(self, network: Any, after_batch: Callable[[], None]) -> dict[str, float]:
+        """Metrics over all processes, each of which calls `after_batch` equally often; what it raises goes through."""
         ...
 
     def about(self) -> dict[str, Any]:
@@ -78,7 +78,8 @@ class Loop:
         self.network = task.network.to(processes.device)
         self.network.gradient_checkpointing = recipe.gradient_checkpointing
         self.average = Average(self.network, recipe.ema, recipe.ema_warmup) if recipe.ema else None
-        if recipe.shard == "full" and processes.count > 1:
+        self.sharded = recipe.shard == "full" and processes.count > 1
+        if self.sharded:
             for network in (self.network, *([self.average.model] if self.average else [])):
                 shard_network(network, processes)
         self.engine = self._engine()
@@ -88,33 +89,47 @@ class Loop:
         self.total = recipe.epochs * task.steps_per_epoch
         self.interval = parse_interval(recipe.checkpoint_every)
         self._signal: str | None = None
-        self._saved_at = time.monotonic()
+        self._saved_at = self._begun = time.monotonic()
+        self._start = 0  # the step that this process began at
 
     def _engine(self) -> Any:
         """The network as the forward pass calls it."""
         engine: Any = torch.compile(self.network) if self.recipe.compile else self.network
-        if self.processes.count == 1 or self.recipe.shard == "full":
+        if self.processes.count == 1 or self.sharded:
             return engine
         return DistributedDataParallel(engine)
 
     # The state
 
     def state(self) -> State:
-        tensors = {f"model.{name}": tensor for name, tensor in self.whole_tensors(self.network).items()}
-        if self.average:
-            tensors |= {f"ema.{name}": tensor for name, tensor in self.whole_tensors(self.average.model).items()}
-        for name, parameter in self.network.named_parameters():
-            for key, value in self.optimizer.state.get(parameter, {}).items():
-                if isinstance(value, Tensor):
-                    tensors[f"optimizer.{name}.{key}"] = whole(value)
+        """Of a sharded network every process has its part, of any other the whole; all call it."""
         counters = asdict(self.counters)
         counters["loss_sum"] = self.processes.total(self.counters.loss_sum)
         counters["loss_images"] = int(self.processes.total(self.counters.loss_images))
-        return State(tensors, {**counters, "scaler": self.scaler.state_dict(), **self.task.about()})
+        return State(self._tensors(), {**counters, "scaler": self.scaler.state_dict(), **self.task.about()})
 
-    def whole_tensors(self, network: nn.Module) -> dict[str, Tensor]:
-        """The state dict, of a sharded network put together again; every process must call it."""
-        return {name: whole(tensor) for name, tensor in network.state_dict().items()}
+    def _tensors(self) -> dict[str, Tensor]:
+        networks = {"model": self.network, **({"ema": self.average.model} if self.average else {})}
+        tensors = {
+            f"{part}.{name}": tensor
+            for part, network in networks.items()
+            for name, tensor in network.state_dict().items()
+        }
+        for name, parameter in self.network.named_parameters():
+            for key, value in self.optimizer.state.get(parameter, {}).items():
+                if isinstance(value, Tensor):
+                    tensors[f"optimizer.{name}.{key}"] = value
+        return tensors
+
+    def empty(self, name: str, shape: torch.Size) -> Tensor | None:
+        """What a tensor of `state` is read into, sharded as it is here; None for what this loop has not."""
+        part, _, name = name.partition(".")
+        if part == "optimizer":
+            owner = dict(self.network.named_parameters())[name.rpartition(".")[0]]
+            return torch.zeros_like(owner) if owner.shape == shape else torch.zeros(shape)
+        if part == "model":
+            return torch.zeros_like(self.network.state_dict()[name])
+        return torch.zeros_like(self.average.model.state_dict()[name]) if self.average else None
 
     def restore(self, state: State) -> None:
         """Go on from a checkpoint, whatever the number of processes that wrote it."""
@@ -148,35 +163,39 @@ class Loop:
                 signal.signal(which, handler)
 
     def _fit(self) -> None:
-        start, begun = self.counters.step, time.monotonic()
+        self._start, self._begun = self.counters.step, time.monotonic()
         self.engine.train()
-        for batch in self.task.batches(start, self.total):
-            self._step(batch)
-            step = self.counters.step
-            if step == start + 1:  # the optimizer has its state now
+        if self._at_end_of_epoch():  # one that was stopped in its evaluation
+            self._save(self._end_epoch())
+        for batch in self.task.batches(self._start, self.total):
+            self.step(batch)
+            if self.counters.step == self._start + 1:  # the optimizer has its state now
                 self._reserve()
-            improved = step % self.task.steps_per_epoch == 0 and self._evaluate(begun, start)
+            improved = self._at_end_of_epoch() and self._end_epoch()
             stop, due = self.processes.any(self._signal is not None, self._due())
-            if due or improved or stop or step == self.total:
+            if due or improved or stop or self.counters.step == self.total:
                 self._save(improved)
-            if stop and step < self.total:
-                self.run.checkpoints.wait()
-                raise InterruptedWork(
-                    f"Stopped by {self._signal or 'a signal'} at step {step} of {self.total}, everything saved; "
-                    f"`patchloom resume {self.run.folder}` goes on."
-                )
-            self._show(begun, start)
+            if stop and self.counters.step < self.total:
+                self._interrupt()
+            self._show()
         self.run.checkpoints.wait()
 
+    def _interrupt(self) -> None:
+        self.run.checkpoints.wait()
+        raise InterruptedWork(
+            f"Stopped by {self._signal or 'a signal'} at step {self.counters.step} of {self.total}, everything saved; "
+            f"`patchloom resume {self.run.folder}` goes on."
+        )
+
     def _reserve(self) -> None:
-        state = self.state()
-        if self.processes.first:
-            self.run.checkpoints.reserve(state.tensors)
+        if self.processes.first and not self.sharded:
+            self.run.checkpoints.reserve(self._tensors())
 
     def _on_signal(self, number: int, _: Any) -> None:
         self._signal = signal.Signals(number).name
 
-    def _step(self, batch: Batch) -> None:
+    def step(self, batch: Batch) -> None:
+        """One step of the optimizer."""
         step, recipe = self.counters.step, self.recipe
         rate = learning_rate(recipe, step, self.task.steps_per_epoch)
         for group in self.optimizer.param_groups:
@@ -194,6 +213,7 @@ class Loop:
         self.counters.step += 1
         self.counters.loss_sum += loss
         self.counters.loss_images += len(batch[0])
+        self.processes.average(buffer for buffer in self.network.buffers() if buffer.is_floating_point())
         if self.average:
             self.average.update(self.network, self.counters.step)
 
@@ -228,40 +248,60 @@ class Loop:
 
     # Evaluations and checkpoints
 
-    def _evaluate(self, begun: float, start: int) -> bool:
-        """At the end of an epoch: log, and tell whether the metric is the best so far."""
+    def _at_end_of_epoch(self) -> bool:
+        """Whether an epoch is over and its losses are not logged yet."""
+        return (
+            self.counters.step % self.task.steps_per_epoch == 0 and self.processes.total(self.counters.loss_images) > 0
+        )
+
+    def _end_epoch(self) -> bool:
+        """Evaluate, log, and tell whether the metric is the best so far."""
         counters = self.counters
         images = self.processes.total(counters.loss_images)
-        train_loss = self.processes.total(counters.loss_sum) / images
-        counters.loss_sum, counters.loss_images = 0.0, 0
-        raw = self.task.evaluate(self.network)
         record: dict[str, Any] = {
             "event": "epoch",
             "epoch": counters.step // self.task.steps_per_epoch,
             "step": counters.step,
             "lr": learning_rate(self.recipe, counters.step - 1, self.task.steps_per_epoch),
-            "train_loss": train_loss,
-            **raw,
+            "train_loss": self.processes.total(counters.loss_sum) / images,
+            **self._evaluate(self.network),
         }
         if self.average:
-            averaged = self.task.evaluate(self.average.model)
-            record |= {f"ema_{name}": value for name, value in averaged.items()}
+            record |= {f"ema_{name}": value for name, value in self._evaluate(self.average.model).items()}
         if not all(math.isfinite(value) for value in record.values() if isinstance(value, float)):
             self._not_finite(counters.step, record["lr"], record.get("loss", math.nan))
+        counters.loss_sum, counters.loss_images = 0.0, 0
         metric = record[f"ema_{self.task.metric}" if self.average else self.task.metric]
         improved = metric > counters.best.get("value", -math.inf)
         if improved:
             counters.best = {"value": metric, "step": counters.step}
-        seconds = time.monotonic() - begun
-        record["images_per_second"] = round((counters.step - start) * self.task.images_per_step / seconds, 2)
+        record["images_per_second"] = round(self._speed(), 2)
         record["time"] = round(time.time(), 3)
         if self.processes.first:
             self.run.log(record)
-            self.console.say(self._line(record, seconds, start))
+            self.console.say(self._line(record))
         return improved
 
-    def _line(self, record: dict[str, Any], seconds: float, start: int) -> str:
-        left = seconds / (self.counters.step - start) * (self.total - self.counters.step)
+    def _evaluate(self, network: Any) -> dict[str, float]:
+        """The task's metrics. A signal does not wait for them: they are computed when the run is resumed."""
+
+        def stop_if_asked() -> None:
+            if self.processes.any(self._signal is not None)[0]:
+                self._save(False)
+                self._interrupt()
+
+        return self.task.evaluate(network, stop_if_asked)
+
+    def _speed(self) -> float:
+        """Images a second since this process began."""
+        steps = self.counters.step - self._start
+        return steps * self.task.images_per_step / max(time.monotonic() - self._begun, 1e-9)
+
+    def _left(self) -> str:
+        images = (self.total - self.counters.step) * self.task.images_per_step
+        return f"{duration(images / speed)} left" if (speed := self._speed()) else "beginning"
+
+    def _line(self, record: dict[str, Any]) -> str:
         shown = "  ".join(
             f"{name} {value:.2%}" if name.endswith("top1") else f"{name} {value:.4f}"
             for name, value in record.items()
@@ -269,15 +309,13 @@ class Loop:
         )
         return (
             f"epoch {record['epoch']:>3}/{self.recipe.epochs}  {shown}  lr {record['lr']:.2e}  "
-            f"{record['images_per_second']:.0f} images/s  {duration(left)} left"
+            f"{record['images_per_second']:.0f} images/s  {self._left()}"
         )
 
-    def _show(self, begun: float, start: int) -> None:
-        step, seconds = self.counters.step, time.monotonic() - begun
-        speed = (step - start) * self.task.images_per_step / seconds
-        left = duration((self.total - step) * seconds / (step - start))
+    def _show(self) -> None:
         mean = self.counters.loss_sum / max(1, self.counters.loss_images)
-        self.console.progress(f"step {step}/{self.total}  loss {mean:.4f}  {speed:.0f} images/s  {left} left")
+        step = f"step {self.counters.step}/{self.total}"
+        self.console.progress(f"{step}  loss {mean:.4f}  {self._speed():.0f} images/s  {self._left()}")
 
     def _due(self) -> bool:
         unit, number = self.interval
@@ -289,7 +327,7 @@ class Loop:
     def _save(self, best: bool) -> None:
         state = self.state()
         self._saved_at = time.monotonic()
-        if self.processes.first:
+        if self.sharded or self.processes.first:
             self.run.checkpoints.save(state, best)
 
 

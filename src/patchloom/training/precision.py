@@ -39,5 +39,8 @@ def check_precision(precision: str, device: torch.device) -> None:
 def survives(precision: str) -> bool:
     """Whether a child process could multiply and differentiate in this precision on the CPU."""
     code = _PROBE.format(dtype={"bf16": "bfloat16", "fp16": "float16"}[precision])
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=300)
+    try:
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=300)
+    except subprocess.TimeoutExpired:
+        return False
     return done.returncode == 0

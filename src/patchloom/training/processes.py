@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,16 @@ class Processes:
         summed = torch.tensor(value, dtype=torch.float64, device=self.device)
         dist.all_reduce(summed)
         return float(summed)
+
+    @torch.no_grad()
+    def average(self, tensors: Iterable[Tensor]) -> None:
+        """Make each tensor the mean over processes, in place."""
+        several = list(tensors) if self.count > 1 else []
+        if several:
+            flat = torch.cat([tensor.reshape(-1).float() for tensor in several])
+            dist.all_reduce(flat)
+            for tensor, mean in zip(several, (flat / self.count).split([t.numel() for t in several]), strict=True):
+                tensor.copy_(mean.view_as(tensor))
 
     def wait(self) -> None:
         if self.count > 1:

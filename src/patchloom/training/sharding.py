@@ -1,4 +1,4 @@
-"""Networks whose parameters are spread over processes (FSDP2), and whole tensors made of them for checkpoints."""
+"""Networks whose parameters are spread over processes (FSDP2), and whole tensors made of them."""
 
 from __future__ import annotations
 
@@ -24,13 +24,18 @@ def shard_network(network: Any, processes: Processes) -> None:
         torch.distributed.fsdp.register_fsdp_forward_method(network, method)
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """A sharded tensor put together, by all processes; any other as it is."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+def whole_tensors(network: nn.Module) -> dict[str, Tensor]:
+    """The state dict, sharded tensors put together; every process calls it."""
+    return {
+        name: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        for name, tensor in network.state_dict().items()
+    }
 
 
 def like(tensor: Tensor, parameter: Tensor, scalars_too: bool = True) -> Tensor:
-    """A whole tensor where `parameter` is, sharded as it is where it has its shape."""
+    """A tensor where `parameter` is, sharded as it is where it has its shape."""
+    if isinstance(tensor, DTensor):
+        return tensor
     if isinstance(parameter, DTensor) and tensor.shape == parameter.shape:
         return distribute_tensor(tensor.to(parameter.device), parameter.device_mesh, parameter.placements)
     return tensor.to(parameter.device) if tensor.ndim or scalars_too else tensor
@@ -38,6 +43,6 @@ def like(tensor: Tensor, parameter: Tensor, scalars_too: bool = True) -> Tensor:
 
 @torch.no_grad()
 def fill(network: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Give a network, sharded or not, the values of whole tensors."""
+    """Give a network, sharded or not, the values of tensors, sharded or not."""
     own = network.state_dict()
     network.load_state_dict({name: like(tensor, own[name]) for name, tensor in tensors.items()})

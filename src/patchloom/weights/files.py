@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from patchloom.errors import PatchloomError
+from patchloom.weights import shards
 
 METADATA_KEY = "patchloom"
 CHECKPOINT_KEY = "patchloom_checkpoint"  # of a training checkpoint: its state that is no tensor
@@ -39,6 +40,8 @@ def read(path: Path) -> Checkpoint:
     """Read a .safetensors file, or a .pth, .pt or .bin file with weights_only=True."""
     try:
         path = _inside(path) if path.is_dir() else path
+        if path.is_dir() and path.suffix == shards.SUFFIX:
+            return _read_shards(path)
         if not path.is_file():
             what = "is a folder" if path.is_dir() else "does not exist"
             raise PatchloomError(f"{path} {what}; weights are a .safetensors or .pth file.")
@@ -62,12 +65,22 @@ def write(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -
             aside,
             metadata={"format": "pt", METADATA_KEY: json.dumps(about)},
         )
+        sync(aside)
         os.replace(aside, path)
     except (OSError, SafetensorError, RuntimeError, NotImplementedError) as error:  # the last two: tied or meta tensors
         raise PatchloomError(f"{path} cannot be written: {error}.") from error
     finally:
         with suppress(OSError):
             aside.unlink()
+
+
+def sync(path: Path) -> None:
+    """Make a file, or the names in a folder, last through a loss of power."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def unwrap(content: Any, label: str) -> dict[str, Tensor]:
@@ -108,10 +121,22 @@ def _inside(folder: Path) -> Path:
     if (folder / "model.safetensors").is_file():
         return folder / "model.safetensors"
     export = folder / "export" / "model.safetensors"
-    newest = max((folder / "checkpoints").glob("step-*.safetensors"), default=None)
-    if export.is_file() and (newest is None or _step_of_export(export) >= int(newest.stem.split("-")[1])):
+    newest = next(reversed(kept_checkpoints(folder / "checkpoints")), None)
+    if export.is_file() and (newest is None or _step_of_export(export) >= step_of(newest)[0]):
         return export
     return newest or folder
+
+
+def kept_checkpoints(folder: Path) -> list[Path]:
+    """The training checkpoints of a run, oldest first."""
+    kept = (path for path in folder.glob("step-*") if path.suffix in (".safetensors", shards.SUFFIX))
+    return sorted(kept, key=step_of)
+
+
+def step_of(checkpoint: Path) -> tuple[int, int]:
+    """The step of step-00001234.safetensors; of several folders of one step, those with more + are newer."""
+    stem = checkpoint.stem
+    return int(stem.strip("+").removeprefix("step-")), len(stem)
 
 
 def _step_of_export(path: Path) -> float:
@@ -120,6 +145,12 @@ def _step_of_export(path: Path) -> float:
         return float(json.loads((path.parent / "model.json").read_text())["step"])
     except (OSError, ValueError, KeyError, TypeError):
         return float("inf")
+
+
+def _read_shards(folder: Path) -> Checkpoint:
+    shards.check_shards(folder)
+    tensors, about = shards.read_shards(folder)
+    return Checkpoint(str(folder), *_of_training(tensors, about))
 
 
 def digest(info: str, tensors: Mapping[str, Tensor]) -> str:

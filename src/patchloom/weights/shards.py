@@ -1,0 +1,97 @@
+"""Training checkpoints in shards: a folder of safetensors files that every process writes and reads its part of.
+
+`torch.distributed.checkpoint` does the writing and the reading, on any number of processes. `seal.json`, written last,
+holds the part of the state that is no tensor, and the digest of every file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from patchloom.errors import PatchloomError
+
+SUFFIX = ".shards"
+_SEAL = "seal.json"
+_CHUNK = 1 << 20
+
+
+def begin_shards(folder: Path, tensors: Mapping[str, Tensor], group: Any) -> Future[Any]:
+    """Copy this process's parts of the tensors and write them in the background; all of `group` call it."""
+    from torch.distributed.checkpoint import HuggingFaceStorageWriter, async_save
+
+    writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
+    flat = {name: tensor if tensor.ndim else tensor.reshape(1) for name, tensor in tensors.items()}
+    written = async_save(flat, storage_writer=writer, process_group=group)
+    return written if isinstance(written, Future) else written.upload_completion
+
+
+def seal_shards(folder: Path, info: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Finish a folder that all processes have written."""
+    content = {
+        "info": dict(info),
+        "scalars": sorted(name for name, tensor in tensors.items() if tensor.ndim == 0),
+        "sha256": {path.name: _digest(path) for path in sorted(folder.glob("*.safetensors"))},
+    }
+    with open(folder / _SEAL, "w") as file:
+        json.dump(content, file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def check_shards(folder: Path) -> None:
+    """Compare every file with its digest."""
+    for name, digest in _seal(folder)["sha256"].items():
+        path = folder / name
+        if not path.is_file() or _digest(path) != digest:
+            raise PatchloomError(f"The checkpoint {folder.name} is damaged: {name} is missing or not what was written.")
+
+
+def read_shards(
+    folder: Path, empty: Callable[[str, torch.Size], Tensor | None] | None = None
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and the rest of the state. `empty(name, shape)` gives what to read a tensor into, sharded or not, or
+    None for what is not wanted; by default all of them are read whole."""
+    from torch.distributed.checkpoint import HuggingFaceStorageReader, TensorStorageMetadata, load
+
+    seal, reader = _seal(folder), HuggingFaceStorageReader(str(folder))
+    try:
+        known = reader.read_metadata().state_dict_metadata
+        tensors: dict[str, Tensor] = {}
+        for name, about in known.items():
+            assert isinstance(about, TensorStorageMetadata)
+            shape = torch.Size() if name in seal["scalars"] else about.size
+            tensor = torch.zeros(shape, dtype=about.properties.dtype) if empty is None else empty(name, shape)
+            if tensor is not None:
+                tensors[name] = tensor if tensor.ndim else tensor.reshape(1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it is read by this process alone, as is meant
+            load(tensors, storage_reader=reader, no_dist=True)
+    except Exception as error:  # whatever damaged files make the reader raise
+        raise PatchloomError(f"The checkpoint {folder.name} is damaged: {error}.") from error
+    return {name: t.reshape(()) if name in seal["scalars"] else t for name, t in tensors.items()}, seal["info"]
+
+
+def _seal(folder: Path) -> dict[str, Any]:
+    try:
+        content = json.loads((folder / _SEAL).read_text())
+        return {"info": dict(content["info"]), "scalars": content["scalars"], "sha256": dict(content["sha256"])}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise PatchloomError(f"The checkpoint {folder.name} is damaged: {_SEAL}: {error}.") from error
+
+
+def _digest(path: Path) -> str:
+    whole = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK):
+            whole.update(chunk)
+    return whole.hexdigest()
