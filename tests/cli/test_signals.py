@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -11,6 +12,32 @@ from pathlib import Path
 import pytest
 
 WORDS = ["train", "digits", "--model", "deit_nano", "--recipe", "deit@small", "img_size=16", "workers=0", "epochs=500"]
+
+
+def test_a_signal_to_the_whole_group_reaches_workers_too_and_nohup_is_obeyed(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = [word for word in WORDS if word != "workers=0"]
+    command = [sys.executable, "-m", "patchloom", *words, "workers=2", "--out", str(out)]
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
+    )  # fmt: skip
+    try:
+        limit = time.time() + 120
+        while not (out / "log.jsonl").exists():
+            assert process.poll() is None
+            assert time.time() < limit
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGHUP)
+        time.sleep(1)
+        assert process.poll() is None
+        os.killpg(process.pid, signal.SIGTERM)
+        _, said = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 3, said[-800:]
+    assert "everything saved" in said
+    assert "Traceback" not in said
 
 
 @pytest.mark.parametrize("which", [signal.SIGTERM, signal.SIGINT])
@@ -28,7 +55,10 @@ def test_training_ends_with_code_three_whenever_it_is_stopped(
         assert time.time() < limit
         time.sleep(0.002)
     process.send_signal(which)
-    _, said = process.communicate(timeout=120)
+    try:
+        _, said = process.communicate(timeout=120)
+    finally:
+        process.kill()
     assert process.returncode == 3, said[-800:]
     assert "Traceback" not in said
     assert said.strip()

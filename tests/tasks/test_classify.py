@@ -18,7 +18,7 @@ import patchloom
 from patchloom import PatchloomError
 from patchloom.data.sources import open_source
 from patchloom.errors import InterruptedWork, StoppedError
-from patchloom.tasks.classify import plan_job, resume, train
+from patchloom.tasks.classify import Classify, plan_job, resume, train
 from patchloom.tasks.plan import measure_plan, plan_text
 from patchloom.training.console import Console
 from patchloom.training.loop import Loop
@@ -154,6 +154,59 @@ def test_a_loss_that_is_not_finite_stops_with_the_state_before_it(tmp_path: Path
     assert not (tmp_path / "run" / "export").exists()
 
 
+def test_a_step_that_is_not_finite_leaves_no_trace_in_running_statistics(tmp_path: Path) -> None:
+    options = {
+        "model": "patchconvnet_nano",
+        "recipe": "patchconvnet@small",
+        "model_options": {"depth": 1, "norm": "batch"},
+    }
+    changes = {
+        "resolution": 16,
+        "batch_size": 256,
+        "epochs": 1,
+        "workers": 0,
+        "checkpoint_every": "1",
+        "clip_grad": 0.0,
+    }
+    with pytest.raises(StoppedError, match="not finite"):
+        train("digits", out=tmp_path / "run", **options, **changes, lr=1e25, warmup_epochs=0.0, **QUIET)
+    saved = last_checkpoint(tmp_path / "run")
+    step = saved["optimizer.head.weight.step"]
+    counts = [tensor for name, tensor in saved.items() if name.endswith("num_batches_tracked")]
+    assert counts
+    assert all(count == step for count in counts)
+    assert all(tensor.isfinite().all() for name, tensor in saved.items() if "running" in name)
+
+
+def test_an_image_lost_while_training_stops_with_everything_saved(tmp_path: Path, monkeypatch) -> None:
+    real = Classify.batches
+
+    def losing(self: Classify, start: int, end: int):
+        for i, batch in enumerate(real(self, start, end)):
+            if i == 3:
+                raise PatchloomError("ant/7.png cannot be read as an image: No such file or directory")
+            yield batch
+
+    monkeypatch.setattr(Classify, "batches", losing)
+    with pytest.raises(StoppedError, match=r"at step 3, everything saved: ant/7\.png cannot be read"):
+        train("digits", out=tmp_path / "run", **TINY, **EVERYTHING, **QUIET)
+    assert (tmp_path / "run" / "checkpoints" / "step-00000003.safetensors").exists()
+
+
+def test_a_line_of_the_log_that_is_no_record_is_named(straight: Run, tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text((straight.folder / "log.jsonl").read_text() + "garbage\n")
+    with pytest.raises(PatchloomError, match="line 4 is no record"):
+        Run(tmp_path, {}).records()
+
+
+def test_equal_weights_are_equal_bytes_that_others_may_read(straight: Run, tmp_path: Path) -> None:
+    path = tmp_path / "again.safetensors"
+    patchloom.save(patchloom.load(straight.folder), path)
+    assert path.read_bytes() == (straight.folder / "export" / "model.safetensors").read_bytes()
+    (tmp_path / "plain").touch()
+    assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
 def test_workers_and_accumulation_change_nothing(tmp_path: Path) -> None:
     changes = {**EVERYTHING, "epochs": 1, "mixup": 0.0, "cutmix": 0.0, "erasing": 0.0, "drop_path": 0.0}
     runs = {}
@@ -253,6 +306,10 @@ def test_the_plan_writes_nothing(tmp_path: Path, monkeypatch) -> None:
     assert plan["lr"] == 1e-3
     assert plan["estimated_seconds"] > 0
     assert "44 steps" in plan_text(plan)
+    wild = plan_job("digits", "deit_nano", "deit@small", {"lr": 1e30, "warmup_epochs": 0.0, "resolution": 16}, {})
+    with pytest.raises(StoppedError, match="not finite"):
+        measure_plan(wild, Console(quiet=True))
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

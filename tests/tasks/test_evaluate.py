@@ -71,11 +71,14 @@ def test_classes_are_matched_by_name(model) -> None:
 
 
 def test_real_counts_any_of_several_labels_and_leaves_images_without_any_out() -> None:
-    nothing = np.zeros(4)
-    said = Scores(np.array([0, 1, 2, 3]), np.array([0, 2, 2, 1]), nothing, nothing, nothing, ("a", "b", "c", "d"))
-    keys = [f"val/ILSVRC2012_val_0000000{i}.JPEG" for i in (1, 2, 3, 4)]
-    got = real_accuracy(said, keys, [[0, 3], [1, 2], [], [3]])
+    nothing, names = np.zeros(4), ("a", "b", "c", "d")
+    keys = tuple(f"val/ILSVRC2012_val_0000000{i}.JPEG" for i in (1, 2, 3, 4))
+    said = Scores(np.array([0, 1, 2, 3]), np.array([0, 2, 2, 1]), nothing, nothing, nothing, names, keys)
+    got = real_accuracy(said, [[0, 3], [1, 2], [], [3]])
     assert got == {"real_top1": 2 / 3, "real_count": 3}
+    for wrong in ([[0]], {"1": [0]}, [[0]] * 3):
+        with pytest.raises(PatchloomError, match="ReaL"):
+            real_accuracy(said, wrong)
 
 
 def test_a_network_that_knows_nothing_is_never_right(model) -> None:

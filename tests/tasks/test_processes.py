@@ -76,6 +76,11 @@ def test_shards_are_checked_and_resumed_to_the_same_bits_by_any_number_of_proces
         torch.testing.assert_close(tensor, want[name], rtol=1e-3, atol=1e-5)
 
 
+def test_shards_with_an_average_need_no_checkpoint_at_the_end_of_an_epoch(tmp_path: Path) -> None:
+    run("train", *WORDS, "epochs=3", "checkpoint_every=100", "shard=full", "--out", str(tmp_path / "run"), processes=2)
+    assert len(Run.open(tmp_path / "run").records()) == 3
+
+
 def test_processes_agree_on_running_statistics(tmp_path: Path) -> None:
     """BatchNorm's statistics are those of all processes: what is exported scores as what was evaluated."""
     out = tmp_path / "run"

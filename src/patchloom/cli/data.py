@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from typing import Any
+
+from patchloom.cli.output import print_json
 
 _SHOWN = 10  # pairs of duplicates, and classes, before the rest is counted
 
@@ -52,7 +53,7 @@ def check(options: argparse.Namespace) -> None:
     from patchloom.data.sources import open_source  # torch is imported only here
 
     report = check_data(open_source(options.data, options.labels), _progress if sys.stderr.isatty() else None)
-    print(json.dumps(report, indent=1) if options.json else _printable(_summary(report)))
+    print_json(report) if options.json else print(_printable(_summary(report)))
 
 
 def _progress(done: int, total: int) -> None:

@@ -7,6 +7,8 @@ import json
 import sys
 from typing import Any
 
+from patchloom.cli.output import print_json
+
 
 def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
     parser = commands.add_parser("evaluate", parents=[shared], help="how good a model is on labelled images")
@@ -35,8 +37,7 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
 
 
 def run_evaluate(options: argparse.Namespace) -> None:
-    from patchloom.data.sources import open_source
-    from patchloom.tasks.evaluate import choose_items, real_accuracy, scores
+    from patchloom.tasks.evaluate import real_accuracy, scores
     from patchloom.training.console import Console
 
     result = scores(
@@ -54,10 +55,9 @@ def run_evaluate(options: argparse.Namespace) -> None:
     )
     summary = result.summary()
     if options.real:
-        keys = [item.key for item in choose_items(open_source(options.data, options.labels), options.split)[0]]
-        summary |= real_accuracy(result, keys, _read_json(options.real))
+        summary |= real_accuracy(result, _read_json(options.real))
     if options.json:
-        print(json.dumps({**summary, "confusion": result.confusion().tolist()}))
+        print_json({**summary, "confusion": result.confusion().tolist()})
         return
     print(f"{summary['count']} images: top-1 {summary['top1']:.2%}, top-5 {summary['top5']:.2%}")
     print(f"cross-entropy {summary['loss']:.4f}, calibration error {summary['ece']:.2%}")
@@ -82,7 +82,7 @@ def run_predict(options: argparse.Namespace) -> None:
 
     rows = predict(options.model, options.images, top=options.top)
     if options.json:
-        print(json.dumps(rows, indent=1))
+        print_json(rows)
         return
     for row in rows:
         said = row.get("error") or ", ".join(f"{p['class']} {p['probability']:.1%}" for p in row["predictions"])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
+
+from patchloom.cli.output import print_json
 
 LARGER = 384  # the papers' second resolution
 
@@ -18,7 +19,7 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     rows = model_rows(options.pattern)
-    print(json.dumps(rows, indent=1) if options.json else _table(rows))
+    print_json(rows) if options.json else print(_table(rows))
 
 
 def model_rows(pattern: str) -> list[dict[str, Any]]:

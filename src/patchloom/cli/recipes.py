@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+
+from patchloom.cli.output import print_json
 
 if TYPE_CHECKING:
     from patchloom.recipes.recipe import Recipe
@@ -26,10 +27,10 @@ def run(options: argparse.Namespace) -> None:
     model = find_config(options.model) if options.model else None
     if options.name:
         recipe = find_recipe(options.name, model)
-        print(json.dumps(recipe.to_json(), indent=1) if options.json else _one(recipe))
+        print_json(recipe.to_json()) if options.json else print(_one(recipe))
         return
     recipes = [find_recipe(name, model) for name in list_recipes()]
-    print(json.dumps([recipe.to_json() for recipe in recipes], indent=1) if options.json else _list(recipes))
+    print_json([recipe.to_json() for recipe in recipes]) if options.json else print(_list(recipes))
 
 
 def _list(recipes: Sequence[Recipe]) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from typing import Any
+
+from patchloom.cli.output import print_json
 
 
 def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
@@ -45,12 +46,15 @@ def run_train(options: argparse.Namespace) -> None:
     from patchloom.recipes.changes import parse_words
     from patchloom.tasks.classify import plan_job, train
     from patchloom.tasks.plan import measure_plan, plan_text
+    from patchloom.training.processes import leave_processes
 
     changes, model_options = parse_words(options.settings)
     if options.plan:
         job = plan_job(options.data, options.model, options.recipe, changes, model_options, options.labels)
         plan = measure_plan(job, _console(options), options.strict)
-        print(json.dumps(plan, indent=1) if options.json else plan_text(plan))
+        leave_processes()
+        if _speaks():
+            print_json(plan) if options.json else print(plan_text(plan))
         return
     run = train(
         options.data,
@@ -88,5 +92,10 @@ def _print_last(options: argparse.Namespace, run: Any) -> None:
 
     leave_processes()
     records = [row for row in run.records() if row.get("event") == "epoch"]
-    if options.json and os.environ.get("RANK", "0") == "0":
-        print(json.dumps(records[-1] if records else None))
+    if options.json and _speaks():
+        print_json(records[-1] if records else None)
+
+
+def _speaks() -> bool:
+    """Whether this is the one of many processes that prints."""
+    return os.environ.get("RANK", "0") == "0"

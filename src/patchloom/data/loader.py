@@ -134,7 +134,7 @@ def _loader(images: Dataset[Any], batches: Any, workers: int) -> DataLoader[Any]
 
 
 def _quiet_worker(_: int) -> None:
-    """Ctrl-C is for the process that trains: it saves, then ends its workers."""
+    """Signals to the whole group are for the process that trains: it saves, then ends its workers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     torch.set_num_threads(1)

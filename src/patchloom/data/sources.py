@@ -155,6 +155,8 @@ def open_source(where: str | PathLike[str], labels: str | None = None) -> Source
     `labels` names the column of labels where there are several.
     """
     name = os.fspath(where)
+    if not name:
+        raise PatchloomError(f"Data has a name. {LAYOUTS}")
     if isinstance(where, str):
         if name == "digits":
             _refuse_labels(name, labels)

@@ -28,7 +28,7 @@ from patchloom.models.registry import build, config_from_json, find_config
 from patchloom.recipes.changes import apply_changes, network_config
 from patchloom.recipes.recipe import Recipe
 from patchloom.recipes.registry import find_recipe
-from patchloom.training.checkpoints import read_checkpoint
+from patchloom.training.checkpoints import parse_interval, read_checkpoint
 from patchloom.training.console import Console
 from patchloom.training.evaluation import Scores, score
 from patchloom.training.loop import Batch, Loop, check_batch
@@ -150,6 +150,7 @@ def plan_job(
     if chosen.resolution is not None and config.img_size[0] < 224 and "resolution" not in changes:
         chosen = chosen.replace(resolution=None)  # a model for small images keeps its size
     resolved, notes = apply_changes(chosen, changes)
+    parse_interval(resolved.checkpoint_every)
     network_config(config, resolved, 2, options)  # refuses what cannot be built
     if "finetune" in resolved.name or "_to_1k" in resolved.name:
         notes.append(
@@ -291,7 +292,8 @@ def _extended(job: Job, more: int, console: Console) -> Job:
 
 def _about_data(job: Job, source: Source, split: Split, bad: dict[str, str]) -> dict[str, Any]:
     """What a run remembers of its data: enough to notice a change, and which images it never saw."""
-    about = {"where": job.data, "fingerprint": source_fingerprint(job), "skipped": bad, "split": split.how}
+    about: dict[str, Any] = {"where": job.data, "fingerprint": source_fingerprint(job), "skipped": bad}
+    about |= {"split": split.how, "count": len(source.items())}
     if not any(source.splits.get(name) for name in ("val", "test")):
         about["held_out"] = [item.key for item in split.held_out]
     return about
@@ -303,6 +305,8 @@ def source_fingerprint(job: Job) -> str:
 
 def _check_free(out: Path) -> None:
     """Refuse before hours of reading what would be refused after them."""
+    if not out.name:
+        raise PatchloomError("--out is the name of a folder for the run.")
     if (out / "recipe.yaml").exists() or (out / "checkpoints").exists():
         raise PatchloomError(
             f"{out} holds a run already: `patchloom resume {out}` goes on with it, or give another folder for this run."
@@ -318,8 +322,7 @@ def _carry_out(run: Run, task: Classify, loop: Loop) -> Run:
     with run.locked() if processes.first else nullcontext():
         _restore(run, loop)
         if processes.first:
-            run.save_settings()
-            run.mend_log()
+            run.renew()
             run.mirrors = open_mirrors(run.folder, run.settings, loop.counters.step)
         processes.wait()
         try:
@@ -334,7 +337,9 @@ def _carry_out(run: Run, task: Classify, loop: Loop) -> Run:
 def _restore(run: Run, loop: Loop) -> None:
     """The first process looks for the last whole checkpoint; all take that one."""
     processes = loop.processes
-    path = processes.gather(run.checkpoints.newest(loop.console.say) if processes.first else None)[0]
+    path, problem = processes.gather(_newest(run, loop.console) if processes.first else None)[0]
+    if problem is not None:
+        raise PatchloomError(problem)
     if path is not None:
         if not path.exists():
             raise PatchloomError(f"Process {processes.rank} does not see {path}: is the folder shared by all of them?")
@@ -345,6 +350,14 @@ def _restore(run: Run, loop: Loop) -> None:
         loop.console.say(f"Resuming {run.folder} at step {loop.counters.step} of {loop.total}.")
     elif (run.folder / "log.jsonl").exists():
         loop.console.say(f"{run.folder} has no checkpoint: the run begins at its start.")
+
+
+def _newest(run: Run, console: Console) -> tuple[Path | None, str | None]:
+    """The last whole checkpoint, or what is wrong."""
+    try:
+        return run.checkpoints.newest(console.say), None
+    except PatchloomError as error:
+        return None, str(error)
 
 
 def _finish(run: Run, task: Classify, loop: Loop, console: Console) -> None:

@@ -26,6 +26,7 @@ from patchloom.training.run import Run
 from patchloom.weights.load import load
 
 Model = Network | str | PathLike[str]
+LEAST_CROP = 0.05  # of the resized image; below it photos grow beyond any memory
 
 
 def evaluate(model: Model, data: str | PathLike[str], **options: Any) -> dict[str, Any]:
@@ -56,10 +57,10 @@ def scores(
     class_map    the data's class names -> the model's, where they differ (ImageNet V2's folders are numbers)
     """
     console = console or Console(quiet=True)
-    if batch < 1 or not 0 < (crop_ratio or 1) <= 1:
-        raise PatchloomError(
-            f"A batch has at least one image and a crop ratio is above 0 and at most 1: {batch}, {crop_ratio}."
-        )
+    if batch < 1 or workers < 0:
+        raise PatchloomError(f"A batch has at least one image, and workers are 0 or more: {batch}, {workers}.")
+    if crop_ratio is not None and not LEAST_CROP <= crop_ratio <= 1:
+        raise PatchloomError(f"A crop ratio is at least {LEAST_CROP} and at most 1, not {crop_ratio}.")
     network = open_model(model, resolution)
     source = open_source(data, labels)
     bad = find_unreadable(
@@ -110,33 +111,49 @@ def choose_items(source: Source, split: str | None, held_out: Collection[str] | 
                 [item for item in everything if item.key in held_out],
                 parts.how,
             )
-        told = "what training holds out of data without a split; --split all takes every image"
-        return (parts.train, "what is trained on") if split == "train" else (parts.held_out, told)
+        who = "the fifth that training would hold out" if held_out is None else "what the run held out"
+        if split == "train":
+            return parts.train, f"all but {who}"
+        return parts.held_out, f"{who} of data without a split; --split all takes every image"
     raise PatchloomError(f"{source.where} has no split {split or 'val'!r}; it has {', '.join(source.splits)}.")
 
 
 def _held_out_by(model: Model, data: str | PathLike[str]) -> set[str] | None:
-    """The images that a run held out, where it was trained on this data and says so."""
+    """The images that a run held out, where the model comes from its folder and it was trained on this data."""
     if isinstance(model, Network):
         return None
-    try:
-        about = Run.open(Path(model)).about()["data"]
-        return set(about["held_out"]) if Path(about["where"]) == Path(data).absolute() else None
-    except (PatchloomError, OSError, KeyError):
-        return None
+    place = Path(model).resolve()
+    for folder in (place, *place.parents[:2]):  # the run, its export or checkpoints, a file in them
+        try:
+            about = Run.open(folder).about()["data"]
+            return set(about["held_out"]) if os.path.realpath(about["where"]) == os.path.realpath(data) else None
+        except (PatchloomError, OSError, KeyError):
+            continue
+    return None
 
 
-def real_accuracy(result: Scores, keys: Sequence[str], labels: Sequence[Sequence[int]]) -> dict[str, float]:
+def real_accuracy(result: Scores, labels: Any) -> dict[str, float]:
     """Accuracy on ImageNet's reassessed labels (ReaL): several labels an image of the validation set, by the number in
-    its file name; images without any are left out."""
-    allowed = [labels[int(re.findall(r"\d+", Path(key).stem)[-1]) - 1] for key in keys]
-    right = [said in several for said, several in zip(result.predicted, allowed, strict=True) if several]
-    return {"real_top1": float(np.mean(right)), "real_count": len(right)}
+    its file name, from 1 on; images without any are left out."""
+    if not isinstance(labels, list) or not all(isinstance(several, list) for several in labels):
+        raise PatchloomError("ReaL labels are a list of lists of labels, one an image of the validation set.")
+    right = []
+    for key, said in zip(result.keys, result.predicted, strict=True):
+        number = re.findall(r"\d+", Path(key).stem)
+        if not number or not 1 <= int(number[-1]) <= len(labels):
+            raise PatchloomError(
+                f"{key} has no number from 1 to {len(labels)} in its name: ReaL cannot tell which it is."
+            )
+        if several := labels[int(number[-1]) - 1]:
+            right.append(said in several)
+    return {"real_top1": float(np.mean(right)) if right else float("nan"), "real_count": len(right)}
 
 
 def _relabel(items: Sequence[Item], source: Source, network: Network, class_map: Mapping[str, str]) -> list[Item]:
     """Labels as places in the network's outputs: classes are matched by name."""
     names = network.class_names
+    if not isinstance(class_map, Mapping) or not all(isinstance(name, str) for name in class_map.values()):
+        raise PatchloomError("A class map says for names in the data which names of the model they are.")
     theirs = [class_map.get(name, name) for name in source.class_names]
     if names is None:
         if len(source.class_names) != network.config.num_classes:
@@ -176,6 +193,12 @@ def predict(
 
 def _expand(given: str | PathLike[str]) -> list[Path]:
     path = Path(given)
+    try:
+        path.exists()
+    except (OSError, ValueError):  # a name that no file can have becomes a row with an error
+        return [path]
+    if not os.fspath(given):
+        raise PatchloomError("An image is named by a path, not by an empty word.")
     if path.is_dir():
         found = sorted(p for p in path.rglob("*") if p.suffix.lower() in EXTENSIONS and not _hidden(p, path))
         return found or [path]
@@ -199,12 +222,15 @@ def _predict_batch(network: Network, paths: list[Path], top: int) -> list[dict[s
             rows.append({"path": str(path)})
         except OSError as error:
             rows.append({"path": str(path), "error": f"{path} cannot be read as an image: {error.strerror}"})
-        except PatchloomError as error:
+        except ValueError as error:  # ours among them
             rows.append({"path": str(path), "error": str(error)})
     if pictures:
         good = [row for row in rows if "error" not in row]
         for row, chances in zip(good, _probabilities(network, np.stack(pictures)), strict=True):
-            row["predictions"] = _best(network, chances, top)
+            if np.isfinite(chances).all():
+                row["predictions"] = _best(network, chances, top)
+            else:
+                row["error"] = f"{network.config.name} gives no numbers for it: its weights are damaged."
     return rows
 
 

@@ -21,6 +21,9 @@ _MEASURED = 3
 def measure_plan(job: Job, console: Console, strict: bool = False) -> dict[str, Any]:
     """Resolve everything, measure a few steps of the loop, write nothing."""
     recipe, processes = job.recipe, join_processes()
+    console.quiet = console.quiet or not processes.first
+    for note in job.notes:
+        console.say(note)
     source, split, bad = open_data(job, console, processes, strict)
     task = make_task(job, source, split, processes, console)
     steps = recipe.epochs * task.steps_per_epoch

@@ -23,16 +23,12 @@ import torch
 import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.tensor import DTensor
 
 from patchloom.errors import PatchloomError, StoppedError
-from patchloom.weights.files import CHECKPOINT_KEY, digest, kept_checkpoints, raw_bytes, sync
-from patchloom.weights.shards import SUFFIX, begin_shards, check_shards, read_shards, seal_shards
-
-_DTYPES = {
-    torch.float32: "F32", torch.float64: "F64", torch.float16: "F16", torch.bfloat16: "BF16",
-    torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8", torch.bool: "BOOL",
-}  # fmt: skip
+from patchloom.weights.files import CHECKPOINT_KEY, digest, kept_checkpoints, write_tensors
+from patchloom.weights.shards import SUFFIX, begin_shards, check_shards, read_shards, seal_shards, sync
 
 
 @dataclass
@@ -97,6 +93,11 @@ class Checkpoints:
             pending, self._pending = self._pending, None
             pending.result()
 
+    def check(self) -> None:
+        """Raise the error of a write that has failed meanwhile."""
+        if self._pending is not None and self._pending.done():
+            self.wait()
+
     def newest(self, say: Callable[[str], None]) -> Path | None:
         """The last whole checkpoint; None where there is none. A damaged one is named, and the one before it taken."""
         for path in sorted(self.folder.glob("tmp-*")):  # what a killed process was writing
@@ -133,20 +134,20 @@ class Checkpoints:
 
     def _finish_shards(self, written: Future[Any], state: State, aside: Path, best: bool) -> None:
         """The first process seals what all have written; then all know how it went."""
-        problem: Exception | None = None
+        problem: str | None = None
         try:
             written.result()
             if dist.get_rank() == 0:
                 seal_shards(aside, state.info, state.tensors)
                 check_shards(aside)
                 self._place(aside, best)
-        except Exception as error:  # all must hear of it, whatever it is
-            problem = error
+        except (Exception, CheckpointException) as error:  # all must hear of it, whatever it is
+            problem = _brief(error)
         problems: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(problems, None if problem is None else str(problem), group=self._group)
+        dist.all_gather_object(problems, problem, group=self._group)
         told = next((text for text in problems if text is not None), None)
         if told is not None:
-            raise self._failed(aside, problem or told) from problem
+            raise self._failed(aside, told)
 
     def _failed(self, aside: Path, error: Exception | str) -> StoppedError:
         with suppress(OSError):
@@ -164,6 +165,9 @@ class Checkpoints:
         if best:
             self._name_best(aside)
         os.replace(aside, path)
+        for same in self.folder.glob(f"{path.stem.rstrip('+')}.*"):  # of the other kind
+            if same.suffix != path.suffix:
+                _remove(same)
         sync(self.folder)
         for old in kept_checkpoints(self.folder)[: -self.KEPT]:
             _remove(old)
@@ -180,6 +184,13 @@ class Checkpoints:
         for other in self.folder.glob("best.*"):
             if other != best:
                 _remove(other)
+
+
+def _brief(error: BaseException) -> str:
+    """One line: of an error of several processes, the first one's own."""
+    failures = getattr(error, "failures", None)
+    first = next(iter(failures.values()))[0] if failures else error
+    return str(first).strip().splitlines()[-1] if str(first).strip() else type(first).__name__
 
 
 def _link(source: str | Path, target: str | Path) -> None:
@@ -199,29 +210,8 @@ def _remove(path: Path) -> None:
 
 
 def write_checkpoint(path: Path, state: State) -> None:
-    """A safetensors file, streamed from memory: the library's writer would copy all of it first, holding Python up."""
-    tensors = dict(sorted(state.tensors.items()))
-    header: dict[str, Any] = {}
-    offset = 0
-    for name, tensor in tensors.items():
-        size = tensor.numel() * tensor.element_size()
-        header[name] = {
-            "dtype": _DTYPES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, offset + size],
-        }
-        offset += size
     info = json.dumps(state.info)
-    metadata = {"format": "pt", CHECKPOINT_KEY: info, "sha256": digest(info, tensors)}
-    text = json.dumps({"__metadata__": metadata, **header}).encode()
-    text += b" " * (-len(text) % 8)
-    with open(path, "wb") as file:
-        file.write(len(text).to_bytes(8, "little"))
-        file.write(text)
-        for tensor in tensors.values():
-            file.write(raw_bytes(tensor))
-        file.flush()
-        os.fsync(file.fileno())
+    write_tensors(path, state.tensors, {CHECKPOINT_KEY: info, "sha256": digest(info, state.tensors)})
 
 
 def read_checkpoint(path: Path, empty: Callable[[str, torch.Size], Tensor | None] | None = None) -> State:

@@ -29,6 +29,7 @@ class Scores:
     rank: np.ndarray  # (N,), how many classes are rated above the label
     loss: np.ndarray  # (N,), cross-entropy
     class_names: tuple[str, ...]
+    keys: tuple[str, ...]  # the names of the images
 
     def figures(self) -> dict[str, float]:
         """top1, top5 and loss, as fractions and a mean."""
@@ -89,18 +90,19 @@ def score(
     # every process runs as many batches as the others, which sharded networks need; what is over is cut off
     padded = mine + [0] * (-(-len(items) // processes.count) - len(mine))
     rows = [np.empty((0, 5))]
-    loader = test_batches(source, padded, items, how, batch, workers)
-    for images, labels in loader:
-        x = normalise(images.to(processes.device), how.mean, how.std)
-        rows.append(_rows(network(x).float(), labels.to(processes.device)))
-        after_batch()
-    network.train(was_training)
+    try:
+        for images, labels in test_batches(source, padded, items, how, batch, workers):
+            x = normalise(images.to(processes.device), how.mean, how.std)
+            rows.append(_rows(network(x).float(), labels.to(processes.device)))
+            after_batch()
+    finally:
+        network.train(was_training)
     table = np.empty((len(items), 5))
     for process, part in enumerate(processes.gather(np.concatenate(rows)[: len(mine)])):
         table[process :: processes.count] = part
     names = network.class_names or tuple(map(str, range(network.config.num_classes)))
     labels, predicted, rank = (table[:, i].astype(int) for i in (0, 1, 3))
-    return Scores(labels, predicted, table[:, 2], rank, table[:, 4], names)
+    return Scores(labels, predicted, table[:, 2], rank, table[:, 4], names, tuple(item.key for item in items))
 
 
 def _rows(logits: torch.Tensor, labels: torch.Tensor) -> np.ndarray:

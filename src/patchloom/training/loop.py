@@ -8,10 +8,10 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,14 @@ from patchloom.training.sharding import fill, like, shard_network
 
 Batch = tuple[Tensor, ...]
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class NotFiniteError(StoppedError):
+    """A loss that is not a number, or infinite."""
+
+
+class _StopAsked(Exception):
+    """A signal came during an evaluation."""
 
 
 class Task(Protocol):
@@ -66,6 +74,7 @@ class Counters:
     step: int = 0
     loss_sum: float = 0.0  # over the images of the current epoch
     loss_images: int = 0
+    evaluated: int = 0  # the step of the last evaluation
     best: dict[str, Any] = field(default_factory=dict)
 
 
@@ -147,6 +156,7 @@ class Loop:
             step=state.info["step"],
             loss_sum=state.info["loss_sum"] if first else 0.0,
             loss_images=state.info["loss_images"] if first else 0,
+            evaluated=state.info["evaluated"],
             best=state.info["best"],
         )
 
@@ -154,7 +164,9 @@ class Loop:
 
     def fit(self) -> None:
         """Train to the end. Signals save and raise InterruptedWork."""
-        caught = _SIGNALS if threading.current_thread() is threading.main_thread() else ()
+        in_main = threading.current_thread() is threading.main_thread()
+        ignored = signal.SIG_IGN  # nohup asks for it
+        caught = [which for which in _SIGNALS if in_main and signal.getsignal(which) is not ignored]
         previous = {which: signal.signal(which, self._on_signal) for which in caught}
         try:
             self._fit()
@@ -167,8 +179,8 @@ class Loop:
         self.engine.train()
         if self._at_end_of_epoch():  # one that was stopped in its evaluation
             self._save(self._end_epoch())
-        for batch in self.task.batches(self._start, self.total):
-            self.step(batch)
+        for batch in self._batches():
+            self._step_or_stop(batch)
             if self.counters.step == self._start + 1:  # the optimizer has its state now
                 self._reserve()
             improved = self._at_end_of_epoch() and self._end_epoch()
@@ -180,7 +192,38 @@ class Loop:
             self._show()
         self.run.checkpoints.wait()
 
-    def _interrupt(self) -> None:
+    def _batches(self) -> Iterator[Batch]:
+        """The batches that are left; where one cannot be had, what was learned is saved."""
+        batches = iter(self.task.batches(self._start, self.total))
+        while True:
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            except PatchloomError as error:
+                self._save(False)
+                self.run.checkpoints.wait()
+                reason = str(error).strip().splitlines()[-1]  # a worker's has its traceback before it
+                raise StoppedError(
+                    f"Training stopped at step {self.counters.step}, everything saved: {reason.split('Error: ')[-1]}"
+                ) from error
+            yield batch
+
+    def _step_or_stop(self, batch: Batch) -> None:
+        """A step; one whose loss is not finite leaves the state as it was before, and saved."""
+        before = [buffer.clone() for buffer in self.network.buffers()]
+        try:
+            self.step(batch)
+        except NotFiniteError as error:
+            for buffer, value in zip(self.network.buffers(), before, strict=True):
+                buffer.copy_(value)
+            self._save(False)
+            self.run.checkpoints.wait()
+            raise StoppedError(f"{error} The state before it is saved.") from error
+        if self.processes.count == 1:
+            self.run.checkpoints.check()
+
+    def _interrupt(self) -> NoReturn:
         self.run.checkpoints.wait()
         raise InterruptedWork(
             f"Stopped by {self._signal or 'a signal'} at step {self.counters.step} of {self.total}, everything saved; "
@@ -195,7 +238,7 @@ class Loop:
         self._signal = signal.Signals(number).name
 
     def step(self, batch: Batch) -> None:
-        """One step of the optimizer."""
+        """One step of the optimizer; NotFiniteError before anything but statistics has changed."""
         step, recipe = self.counters.step, self.recipe
         rate = learning_rate(recipe, step, self.task.steps_per_epoch)
         for group in self.optimizer.param_groups:
@@ -204,7 +247,10 @@ class Loop:
         self.optimizer.zero_grad(set_to_none=True)
         loss = self._backward(batch, step)
         if self.processes.any(not math.isfinite(loss))[0]:
-            self._not_finite(step, rate, loss)
+            raise NotFiniteError(
+                f"The loss is not finite ({loss}) at step {step}, learning rate {rate:.3g}. Try a smaller lr, more "
+                f"warmup_epochs, clip_grad=1, or precision=float32."
+            )
         self.scaler.unscale_(self.optimizer)
         if recipe.clip_grad and recipe.optimizer != "lamb":  # LAMB clips by itself
             nn.utils.clip_grad_norm_(self.network.parameters(), recipe.clip_grad)
@@ -238,39 +284,33 @@ class Loop:
         waits = stay and isinstance(self.engine, DistributedDataParallel)
         return self.engine.no_sync() if waits else nullcontext()
 
-    def _not_finite(self, step: int, rate: float, loss: float) -> None:
-        self._save(False)
-        self.run.checkpoints.wait()
-        raise StoppedError(
-            f"The loss is not finite ({loss}) at step {step}, learning rate {rate:.3g}. The state before it is saved. "
-            f"Try a smaller lr, more warmup_epochs, clip_grad=1, or precision=float32."
-        )
-
     # Evaluations and checkpoints
 
     def _at_end_of_epoch(self) -> bool:
-        """Whether an epoch is over and its losses are not logged yet."""
-        return (
-            self.counters.step % self.task.steps_per_epoch == 0 and self.processes.total(self.counters.loss_images) > 0
-        )
+        """Whether an epoch is over and not evaluated yet."""
+        step = self.counters.step
+        return step % self.task.steps_per_epoch == 0 and step != self.counters.evaluated
 
     def _end_epoch(self) -> bool:
         """Evaluate, log, and tell whether the metric is the best so far."""
         counters = self.counters
-        images = self.processes.total(counters.loss_images)
         record: dict[str, Any] = {
             "event": "epoch",
             "epoch": counters.step // self.task.steps_per_epoch,
             "step": counters.step,
             "lr": learning_rate(self.recipe, counters.step - 1, self.task.steps_per_epoch),
-            "train_loss": self.processes.total(counters.loss_sum) / images,
+            "train_loss": self.processes.total(counters.loss_sum) / self.processes.total(counters.loss_images),
             **self._evaluate(self.network),
         }
         if self.average:
             record |= {f"ema_{name}": value for name, value in self._evaluate(self.average.model).items()}
-        if not all(math.isfinite(value) for value in record.values() if isinstance(value, float)):
-            self._not_finite(counters.step, record["lr"], record.get("loss", math.nan))
-        counters.loss_sum, counters.loss_images = 0.0, 0
+        bad = [name for name, value in record.items() if isinstance(value, float) and not math.isfinite(value)]
+        if bad:
+            raise StoppedError(
+                f"The evaluation at step {counters.step} gives no numbers ({', '.join(bad)}): the weights are damaged "
+                f"already. Try a smaller lr, more warmup_epochs, clip_grad=1, or precision=float32."
+            )
+        counters.loss_sum, counters.loss_images, counters.evaluated = 0.0, 0, counters.step
         metric = record[f"ema_{self.task.metric}" if self.average else self.task.metric]
         improved = metric > counters.best.get("value", -math.inf)
         if improved:
@@ -287,10 +327,13 @@ class Loop:
 
         def stop_if_asked() -> None:
             if self.processes.any(self._signal is not None)[0]:
-                self._save(False)
-                self._interrupt()
+                raise _StopAsked
 
-        return self.task.evaluate(network, stop_if_asked)
+        try:
+            return self.task.evaluate(network, stop_if_asked)
+        except _StopAsked:
+            self._save(False)
+            self._interrupt()
 
     def _speed(self) -> float:
         """Images a second since this process began."""

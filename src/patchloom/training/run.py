@@ -38,7 +38,7 @@ class Run:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_text(self.folder / "environment.json", json.dumps({**environment(), **about}, indent=1) + "\n")
-            self.save_settings()
+            self._write_settings()
         except OSError as error:
             raise PatchloomError(f"{self.folder} cannot be written: {error}.") from error
 
@@ -53,7 +53,11 @@ class Run:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other processes from training in this folder; however this one ends, the lock goes with it."""
-        with open(self.folder / ".lock", "w") as file:
+        try:
+            file = open(self.folder / ".lock", "w")  # noqa: SIM115 - closed below
+        except OSError as error:
+            raise StoppedError(f"{self.folder} cannot be written: {error}.") from error
+        with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
@@ -69,7 +73,17 @@ class Run:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise PatchloomError(f"{path} is damaged or missing: {error}.") from error
 
-    def save_settings(self) -> None:
+    def renew(self) -> None:
+        """Write recipe.yaml anew, and cut off the half line that a killed process may have left in the log."""
+        log = self.folder / "log.jsonl"
+        try:
+            self._write_settings()
+            if log.exists() and not (text := log.read_bytes()).endswith(b"\n"):
+                os.truncate(log, text.rfind(b"\n") + 1)
+        except OSError as error:
+            raise StoppedError(f"{self.folder} cannot be written: {error}.") from error
+
+    def _write_settings(self) -> None:
         """recipe.yaml: one `key: value` a line, values as JSON, which YAML includes."""
         lines = [f"{key}: {json.dumps(value)}" for key, value in self.settings.items()]
         write_text(self.folder / "recipe.yaml", "\n".join(lines) + "\n")
@@ -86,17 +100,16 @@ class Run:
         for mirror in self.mirrors:
             mirror.write(record)
 
-    def mend_log(self) -> None:
-        """Cut off the half line that a killed process may have left."""
-        path = self.folder / "log.jsonl"
-        if path.exists() and not (text := path.read_bytes()).endswith(b"\n"):
-            os.truncate(path, text.rfind(b"\n") + 1)
-
     def records(self) -> list[dict[str, Any]]:
         """The records of the log. Those that were written again after a resume count once."""
         path = self.folder / "log.jsonl"
-        rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-        last = {(row.get("event"), row["step"]): row for row in rows}
+        last: dict[Any, dict[str, Any]] = {}
+        for i, line in enumerate(path.read_text().splitlines() if path.exists() else [], 1):
+            try:
+                row = json.loads(line)
+                last[row.get("event"), row["step"]] = row
+            except (ValueError, KeyError, AttributeError, TypeError) as error:
+                raise PatchloomError(f"{path} is damaged: line {i} is no record.") from error
         return list(last.values())
 
 

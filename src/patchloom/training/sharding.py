@@ -18,8 +18,8 @@ def shard_network(network: Any, processes: Processes) -> None:
     """Spread a network's parameters over the processes, block by block, in place."""
     mesh = init_device_mesh(processes.device.type, (processes.count,))
     for block in [*network.blocks, *network.pool]:
-        fully_shard(block, mesh=mesh)
-    fully_shard(network, mesh=mesh)
+        fully_shard(block, mesh=mesh, reshard_after_forward=True)
+    fully_shard(network, mesh=mesh, reshard_after_forward=True)  # an evaluation leaves nothing gathered
     for method in ("features", "embed"):
         torch.distributed.fsdp.register_fsdp_forward_method(network, method)
 

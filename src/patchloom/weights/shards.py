@@ -10,8 +10,9 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,8 @@ def seal_shards(folder: Path, info: Mapping[str, Any], tensors: Mapping[str, Ten
         json.dump(content, file)
         file.flush()
         os.fsync(file.fileno())
+    for path in (*folder.glob("*.safetensors"), folder):
+        sync(path)
 
 
 def check_shards(folder: Path) -> None:
@@ -64,21 +67,29 @@ def read_shards(
     from torch.distributed.checkpoint import HuggingFaceStorageReader, TensorStorageMetadata, load
 
     seal, reader = _seal(folder), HuggingFaceStorageReader(str(folder))
-    try:
+    with _damaged_if_unreadable(folder):
         known = reader.read_metadata().state_dict_metadata
-        tensors: dict[str, Tensor] = {}
-        for name, about in known.items():
-            assert isinstance(about, TensorStorageMetadata)
-            shape = torch.Size() if name in seal["scalars"] else about.size
-            tensor = torch.zeros(shape, dtype=about.properties.dtype) if empty is None else empty(name, shape)
-            if tensor is not None:
-                tensors[name] = tensor if tensor.ndim else tensor.reshape(1)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that it is read by this process alone, as is meant
-            load(tensors, storage_reader=reader, no_dist=True)
-    except Exception as error:  # whatever damaged files make the reader raise
-        raise PatchloomError(f"The checkpoint {folder.name} is damaged: {error}.") from error
+    tensors: dict[str, Tensor] = {}
+    for name, about in known.items():
+        assert isinstance(about, TensorStorageMetadata)
+        shape = torch.Size() if name in seal["scalars"] else about.size
+        tensor = torch.zeros(shape, dtype=about.properties.dtype) if empty is None else empty(name, shape)
+        if tensor is not None:
+            tensors[name] = tensor if tensor.ndim else tensor.reshape(1)
+    with _damaged_if_unreadable(folder), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is read by this process alone, as is meant
+        load(tensors, storage_reader=reader, no_dist=True)
     return {name: t.reshape(()) if name in seal["scalars"] else t for name, t in tensors.items()}, seal["info"]
+
+
+@contextmanager
+def _damaged_if_unreadable(folder: Path) -> Iterator[None]:
+    from torch.distributed.checkpoint import CheckpointException
+
+    try:
+        yield
+    except (Exception, CheckpointException) as error:  # whatever damaged files make the reader raise
+        raise PatchloomError(f"The checkpoint {folder.name} is damaged: {error}.") from error
 
 
 def _seal(folder: Path) -> dict[str, Any]:
@@ -87,6 +98,15 @@ def _seal(folder: Path) -> dict[str, Any]:
         return {"info": dict(content["info"]), "scalars": content["scalars"], "sha256": dict(content["sha256"])}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise PatchloomError(f"The checkpoint {folder.name} is damaged: {_SEAL}: {error}.") from error
+
+
+def sync(path: Path) -> None:
+    """Make a file, or the names in a folder, last through a loss of power."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _digest(path: Path) -> str:

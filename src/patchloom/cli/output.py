@@ -1,0 +1,20 @@
+"""JSON on standard output."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+
+def print_json(value: Any) -> None:
+    """What programs read: numbers that are none become null, for JSON has no word for them."""
+    print(json.dumps(_plain(value), indent=1, allow_nan=False))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
