@@ -45,7 +45,7 @@ class Noise:
         targets = torch.nn.functional.one_hot(batch[1], 10).float()
         return {"loss": cross_entropy(network(batch[0]), targets)}
 
-    def evaluate(self, network: Any) -> dict[str, float]:  # noqa: ARG002
+    def evaluate(self, network: Any, after_batch: Any) -> dict[str, float]:  # noqa: ARG002
         return {"top1": 0.0, "loss": 0.0}
 
     def about(self) -> dict[str, Any]:
@@ -79,9 +79,9 @@ class Timed(Loop):
         with self._clock():
             return super()._backward(batch, step)
 
-    def _step(self, batch: Batch) -> None:
+    def step(self, batch: Batch) -> None:
         begun = time.perf_counter()
-        super()._step(batch)
+        super().step(batch)
         self.spent["steps"].append(time.perf_counter() - begun)
 
     def _save(self, best: bool) -> None:
