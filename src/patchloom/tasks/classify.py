@@ -241,6 +241,8 @@ def train(
     console.quiet = console.quiet or not processes.first
     for note in job.notes:
         console.say(note)
+    if not os.fspath(out):
+        raise PatchloomError("--out is the name of a folder for the run.")
     _check_free(Path(out))
     check_log(log)
     source, split, bad = open_data(job, console, processes, strict)
@@ -305,8 +307,6 @@ def source_fingerprint(job: Job) -> str:
 
 def _check_free(out: Path) -> None:
     """Refuse before hours of reading what would be refused after them."""
-    if not out.name:
-        raise PatchloomError("--out is the name of a folder for the run.")
     if (out / "recipe.yaml").exists() or (out / "checkpoints").exists():
         raise PatchloomError(
             f"{out} holds a run already: `patchloom resume {out}` goes on with it, or give another folder for this run."
