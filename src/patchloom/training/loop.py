@@ -193,7 +193,7 @@ class Loop:
         self.run.checkpoints.wait()
 
     def _batches(self) -> Iterator[Batch]:
-        """The batches that are left; where one cannot be had, what was learned is saved."""
+        """The batches that are left; where one cannot be had, a process on its own saves what it learned."""
         batches = iter(self.task.batches(self._start, self.total))
         while True:
             try:
@@ -201,11 +201,14 @@ class Loop:
             except StopIteration:
                 return
             except PatchloomError as error:
-                self._save(False)
+                alone = self.processes.count == 1
+                if alone:
+                    self._save(False)
                 self.run.checkpoints.wait()
                 reason = str(error).strip().splitlines()[-1]  # a worker's has its traceback before it
                 raise StoppedError(
-                    f"Training stopped at step {self.counters.step}, everything saved: {reason.split('Error: ')[-1]}"
+                    f"Training stopped at step {self.counters.step}{', everything saved' if alone else ''}: "
+                    f"{reason.split('Error: ')[-1]}"
                 ) from error
             yield batch
 
