@@ -45,10 +45,14 @@ def test_a_signal_to_the_whole_group_reaches_workers_too_and_nohup_is_obeyed(tmp
 def test_training_ends_with_code_three_whenever_it_is_stopped(
     which: signal.Signals, moment: str, tmp_path: Path
 ) -> None:
-    """Just after the folder was begun, when the loop is not running yet, and in the middle of training."""
+    """Just after the folder was begun, when the loop is not running yet, and in the middle of training, then as a shell
+    starts what it puts into the background: with Ctrl-C ignored."""
     out = tmp_path / "run"
     command = [sys.executable, "-m", "patchloom", *WORDS, "--out", str(out)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN if moment == "log.jsonl" else signal.SIG_DFL),
+    )  # fmt: skip
     limit = time.time() + 120
     while not (out / moment).exists():
         assert process.poll() is None

@@ -164,9 +164,9 @@ class Loop:
 
     def fit(self) -> None:
         """Train to the end. Signals save and raise InterruptedWork."""
-        in_main = threading.current_thread() is threading.main_thread()
-        ignored = signal.SIG_IGN  # nohup asks for it
-        caught = [which for which in _SIGNALS if in_main and signal.getsignal(which) is not ignored]
+        caught = list(_SIGNALS) if threading.current_thread() is threading.main_thread() else []
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN and caught:  # under nohup
+            caught.remove(signal.SIGHUP)
         previous = {which: signal.signal(which, self._on_signal) for which in caught}
         try:
             self._fit()
