@@ -63,6 +63,10 @@ def write(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        owners: dict[int, str] = {}
+        for name, tensor in tensors.items():
+            if tensor.numel() and (other := owners.setdefault(tensor.data_ptr(), name)) != name:
+                raise RuntimeError(f"{other} and {name} share memory, which a file cannot tell")
         plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         write_tensors(aside, plain, {METADATA_KEY: json.dumps(about)})
         os.replace(aside, path)
