@@ -4,7 +4,6 @@ by a signal with everything saved, 1 anything else."""
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import sys
 import threading
@@ -13,6 +12,7 @@ from contextlib import contextmanager
 
 from patchloom import __version__
 from patchloom.cli import data, evaluate, models, recipes, train
+from patchloom.cli.output import speaks
 from patchloom.errors import InterruptedWork, PatchloomError
 
 _COMMANDS = (models, recipes, train, evaluate, data)
@@ -31,7 +31,7 @@ def main(words: Sequence[str] | None = None) -> None:
     except PatchloomError as error:
         if options.debug:
             raise
-        if os.environ.get("RANK", "0") == "0" or not isinstance(error, InterruptedWork):  # one of many processes speaks
+        if speaks() or not isinstance(error, InterruptedWork):
             print(f"patchloom: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:

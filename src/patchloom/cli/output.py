@@ -1,10 +1,16 @@
-"""JSON on standard output."""
+"""What commands print, and which of many processes prints."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 from typing import Any
+
+
+def speaks() -> bool:
+    """Whether this is the one of many processes that speaks."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def print_json(value: Any) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from typing import Any
 
-from patchloom.cli.output import print_json
+from patchloom.cli.output import print_json, speaks
 
 
 def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
@@ -53,7 +52,7 @@ def run_train(options: argparse.Namespace) -> None:
         job = plan_job(options.data, options.model, options.recipe, changes, model_options, options.labels)
         plan = measure_plan(job, _console(options), options.strict)
         leave_processes()
-        if _speaks():
+        if speaks():
             print_json(plan) if options.json else print(plan_text(plan))
         return
     run = train(
@@ -92,10 +91,5 @@ def _print_last(options: argparse.Namespace, run: Any) -> None:
 
     leave_processes()
     records = [row for row in run.records() if row.get("event") == "epoch"]
-    if options.json and _speaks():
+    if options.json and speaks():
         print_json(records[-1] if records else None)
-
-
-def _speaks() -> bool:
-    """Whether this is the one of many processes that prints."""
-    return os.environ.get("RANK", "0") == "0"

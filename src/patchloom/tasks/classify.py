@@ -294,8 +294,7 @@ def _extended(job: Job, more: int, console: Console) -> Job:
 
 def _about_data(job: Job, source: Source, split: Split, bad: dict[str, str]) -> dict[str, Any]:
     """What a run remembers of its data: enough to notice a change, and which images it never saw."""
-    about: dict[str, Any] = {"where": job.data, "fingerprint": source_fingerprint(job), "skipped": bad}
-    about |= {"split": split.how, "count": len(source.items())}
+    about = {"where": job.data, "fingerprint": source_fingerprint(job), "skipped": bad, "split": split.how}
     if not any(source.splits.get(name) for name in ("val", "test")):
         about["held_out"] = [item.key for item in split.held_out]
     return about
