@@ -66,3 +66,15 @@ def test_training_ends_with_code_three_whenever_it_is_stopped(
     assert process.returncode == 3, said[-800:]
     assert "Traceback" not in said
     assert said.strip()
+
+
+def test_a_signal_in_code_that_python_executes_for_a_library(tmp_path: Path) -> None:
+    """A KeyboardInterrupt that has once left `exec`, as in making a named tuple, ends `python -m` with SIGINT."""
+    (tmp_path / "stopped.py").write_text("""
+from patchloom.cli import main, models
+models.run = lambda _: exec("import os, signal, time; os.kill(os.getpid(), signal.SIGTERM); time.sleep(5)")
+main.main(["models"])
+""")
+    command = [sys.executable, "-m", "stopped"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (3, "patchloom: stopped.\n")

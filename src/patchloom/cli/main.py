@@ -4,11 +4,12 @@ by a signal with everything saved, 1 anything else."""
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from patchloom import __version__
 from patchloom.cli import data, evaluate, models, recipes, train
@@ -25,7 +26,7 @@ def main(words: Sequence[str] | None = None) -> None:
     if unknown := [word for word in rest if word not in options.settings]:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
-        with _ended_by_sigterm():
+        with _ended_by_signals():
             options.run(options)
         sys.stdout.flush()
     except PatchloomError as error:
@@ -34,9 +35,6 @@ def main(words: Sequence[str] | None = None) -> None:
         if speaks() or not isinstance(error, InterruptedWork):
             print(f"patchloom: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("patchloom: stopped.", file=sys.stderr)
-        sys.exit(3)
     except BrokenPipeError:  # the reader of our output went away, as in `patchloom models | head`
         sys.stderr.close()
         sys.exit(1)
@@ -46,20 +44,29 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 @contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """Outside the training loop, which saves first, SIGTERM ends a command as Ctrl-C does."""
+def _ended_by_signals() -> Iterator[None]:
+    """Outside the training loop, which saves first, a signal ends a command at once.
+
+    An exception out of a signal handler would end up in whatever runs just then (an import, a library's callback) and
+    may be lost there; what is on the disk is whole after any kill.
+    """
 
     def stop(*_: object) -> None:
-        raise KeyboardInterrupt  # which no library takes for a failure of its own
+        with suppress(Exception):
+            sys.stdout.flush()
+        with suppress(OSError):
+            os.write(2, b"patchloom: stopped.\n" if speaks() else b"")
+        os._exit(3)
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, stop)
+    before = {which: signal.signal(which, stop) for which in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for which, handler in before.items():
+            signal.signal(which, handler)
 
 
 def _is_setting(word: str) -> bool:
