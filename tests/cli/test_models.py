@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
 import time
@@ -24,9 +25,9 @@ def rows(*words: str) -> list[dict]:
 
 
 def test_the_table_is_quick_and_complete() -> None:
-    started = time.perf_counter()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     table = rows()
-    assert time.perf_counter() - started < 10
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < 10  # of computing, however busy the machine
     assert [row["name"] for row in table] == patchloom.list_models()
     for row in table:
         assert {"name", "params", "macs", "activations", "resolution", "family", "source"} <= set(row)
