@@ -33,7 +33,7 @@ from patchloom.compat import import_timm
 from patchloom.data.sources import open_source, split_source
 from patchloom.models.registry import build
 from patchloom.recipes.changes import network_config
-from patchloom.tasks.classify import Job, plan_job
+from patchloom.tasks.job import Job, plan_job
 from patchloom.training.console import Console
 
 RECIPES = {"cait_nano": "cait@small", "deit_nano": "deit@small"}

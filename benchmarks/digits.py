@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import patchloom
-from patchloom.tasks.classify import resume
+from patchloom.tasks.carry_out import resume
 from patchloom.training.console import Console
 
 RECIPES = {

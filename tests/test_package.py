@@ -12,7 +12,18 @@ import patchloom
 
 PUBLIC = [
     *("PatchloomError", "__version__", "capture_attention", "complexity", "create_model", "layerscale_value"),
-    *("evaluate", "list_models", "load", "parameter_roles", "predict", "save", "train", "uniform_drop_rate"),
+    *(
+        "distill",
+        "evaluate",
+        "finetune",
+        "list_models",
+        "load",
+        "parameter_roles",
+        "predict",
+        "save",
+        "train",
+        "uniform_drop_rate",
+    ),
 ]
 
 

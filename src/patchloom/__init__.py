@@ -15,14 +15,16 @@ _HOMES = {
     "capture_attention": "patchloom.layers.attention",
     "complexity": "patchloom.models.complexity",
     "create_model": "patchloom.models.registry",
+    "distill": "patchloom.tasks.train",
     "evaluate": "patchloom.tasks.evaluate",
+    "finetune": "patchloom.tasks.train",
     "layerscale_value": "patchloom.layers.scales",
     "list_models": "patchloom.models.registry",
     "load": "patchloom.weights.load",
     "parameter_roles": "patchloom.models.roles",
     "predict": "patchloom.tasks.evaluate",
     "save": "patchloom.weights.save",
-    "train": "patchloom.tasks.classify",
+    "train": "patchloom.tasks.train",
     "uniform_drop_rate": "patchloom.layers.scales",
 }
 __all__ = list(_HOMES)
@@ -51,8 +53,10 @@ if TYPE_CHECKING:
     from patchloom.models.registry import create_model as create_model
     from patchloom.models.registry import list_models as list_models
     from patchloom.models.roles import parameter_roles as parameter_roles
-    from patchloom.tasks.classify import train as train
     from patchloom.tasks.evaluate import evaluate as evaluate
     from patchloom.tasks.evaluate import predict as predict
+    from patchloom.tasks.train import distill as distill
+    from patchloom.tasks.train import finetune as finetune
+    from patchloom.tasks.train import train as train
     from patchloom.weights.load import load as load
     from patchloom.weights.save import save as save

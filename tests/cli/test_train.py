@@ -46,6 +46,16 @@ def run(folder: Path, tmp_path_factory) -> Path:
         (["extend", "nowhere", "--epochs", "0"], "at least one epoch"),
         (["evaluate", "nowhere", "digits"], "nowhere"),
         (["predict", "nowhere", "x.png"], "nowhere"),
+        (["train", "digits", *TINY, "finish.epochs=1", "--out", "x"], "--finish R"),
+        (["train", "digits", *TINY, "--finish", "24", "finish.model.depth=7", "--out", "x"], "of the first"),
+        (["train", "digits", *TINY, "--finish", "24", "--out", ""], "name of a folder"),
+        (["distill", "t", "digits", *TINY, "model.distilled=false", "--out", "x"], "distillation token"),
+        (["finetune", "w", "digits", "--tau", "2", "--out", "x"], "--tau is for a --teacher"),
+        (["finetune", "w", "digits", "--resolution", "32", "resolution=24", "--out", "x"], "which?"),
+        (["evaluate", "nowhere", "digits", "--fusion", "softmax"], "--head both"),
+        (["evaluate", "nowhere", "digits", "--probe", "knn", "--head", "class"], "--head cannot be used with --probe"),
+        (["evaluate", "--disagreement", "a", "b"], "--data DATA"),
+        (["evaluate", "--disagreement", "a", "--data", "digits", "--resolution", "32"], "--resolution cannot"),
     ],
 )
 def test_wrong_use_is_a_sentence_and_exit_2(words: list[str], said: str, capsys, tmp_path, monkeypatch) -> None:

@@ -14,6 +14,7 @@ from PIL import Image
 import patchloom.compat  # noqa: F401 - before torchvision
 from patchloom import PatchloomError
 from patchloom.data.images import prepare, read_image
+from patchloom.data.sources import UnreadableImage, decode
 from patchloom.models.preprocessing import Preprocessing
 
 
@@ -79,3 +80,12 @@ def test_what_is_no_image_is_named(tmp_path: Path) -> None:
             read_image(tmp_path / name)
     with pytest.raises(PatchloomError, match="1 channels"):
         prepare(picture(8, 8), Preprocessing(mean=(0.5,), std=(0.5,)))
+
+
+def test_a_thin_line_is_no_photo(tmp_path: Path) -> None:
+    """Resized by its shorter side it would grow to 224 x 2 million pixels."""
+    Image.new("RGB", (9000, 1)).save(tmp_path / "line.png")
+    with pytest.raises(PatchloomError, match="more than 100 times as long as wide: 9000 x 1"):
+        read_image(tmp_path / "line.png")
+    with pytest.raises(UnreadableImage, match="more than 100 times"):
+        decode((tmp_path / "line.png").read_bytes(), "line.png")

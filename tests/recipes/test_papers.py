@@ -10,7 +10,7 @@ import pytest
 from patchloom.errors import PatchloomError
 from patchloom.models.registry import entries, find_config
 from patchloom.recipes.recipe import Recipe
-from patchloom.recipes.registry import find_recipe, list_recipes
+from patchloom.recipes.registry import find_recipe, finetuning_recipe, list_recipes
 
 PAPERS = [name for name in list_recipes() if "@" not in name]
 
@@ -43,6 +43,11 @@ _DEIT3 = {
 _DEIT3_21K = {
     **_DEIT3, "epochs": 90, "label_smoothing": 0.1, "loss": "ce", "mixup": 0, "crop": "src", "repeated_augmentation": 1,
 }  # fmt: skip
+_SGD = {
+    **_DEIT, "optimizer": "sgd", "lr": 0.01, "batch_size": 768, "epochs": 1000, "weight_decay": 1e-4, "erasing": 0,
+    "drop_path": 0, "ema": 0, "lr_scaling": "none",
+}  # fmt: skip
+_INAT = {**_DEIT, "lr": 7.5e-5, "batch_size": 768, "epochs": 360, "erasing": 0.1, "ema": 0}
 PRINTED = {
     "deit": _DEIT,
     "cait": {**_DEIT, "epochs": 400, "test_crop_ratio": 1.0, "drop_path": 0.1, "layerscale": 1e-5},
@@ -75,6 +80,25 @@ PRINTED = {
         "mixup": 0, "cutmix": 0, "augmentation": "none", "crop": "rrc", "flip": 0.5, "erasing": 0, "drop_path": 0,
         "repeated_augmentation": 1, "clip_grad": 0, "ema": 0,
     },
+    "deit_finetune": {
+        **_DEIT, "lr": 5e-6, "min_lr": 5e-6, "batch_size": 512, "epochs": 30, "weight_decay": 1e-8, "drop_path": 0,
+        "resolution": 384, "ema": 0,
+    },
+    "cait_finetune": {
+        **_DEIT, "lr": 5e-6, "min_lr": 5e-6, "batch_size": 256, "epochs": 60, "drop_path": 0, "resolution": 384,
+        "ema": 0, "lr_scaling": "none", "test_crop_ratio": 1.0, "layerscale": 1e-5,
+    },
+    "resmlp_finetune": {
+        **_DEIT, "lr": 5e-6, "min_lr": 5e-6, "batch_size": 512, "epochs": 30, "weight_decay": 1e-8, "drop_path": 0.05,
+        "resolution": 384, "ema": 0, "test_crop_ratio": 0.9,
+    },
+    "new_classes": {"optimizer": "adamw", "head_lr": 5e-3, "resolution": None},
+    "transfer_cifar": _SGD,
+    "transfer_flowers": _SGD,
+    "transfer_cars": _SGD,
+    "transfer_food": {**_SGD, "batch_size": 512, "epochs": 240},
+    "transfer_inat18": _INAT,
+    "transfer_inat19": _INAT,
 }  # fmt: skip
 
 DROP_PATHS = {
@@ -98,6 +122,7 @@ DROP_PATHS = {
     "deit3_21k": {"deit3_tiny": 0.0, "deit3_small": 0.0, "deit3_base": 0.1, "deit3_large": 0.3, "deit3_huge": 0.5},
     "deit3_21k_to_1k": {"deit3_small": 0.05, "deit3_base": 0.15, "deit3_large": 0.4, "deit3_huge": 0.45},
     "deit3_finetune": {"deit3_small": 0.0, "deit3_base": 0.15, "deit3_large": 0.4, "deit3_huge": 0.55},
+    "cait_finetune": {"cait_s24": 0.0, "cait_s36": 0.1, "cait_m36": 0.2, "cait_m48": 0.3},
     "deit": {"deit_tiny": 0.1, "deit_small": 0.1, "deit_base": 0.1},
 }  # fmt: skip
 
@@ -106,7 +131,7 @@ def for_model(recipe: str, model: str) -> Recipe:
     return find_recipe(recipe, find_config(model))
 
 
-def test_the_fifteen_and_their_small_forms_are_listed() -> None:
+def test_all_and_their_small_forms_are_listed() -> None:
     assert list(PRINTED) == PAPERS
     assert list_recipes() == [*PRINTED, *(f"{name}@small" for name in PRINTED)]
 
@@ -116,6 +141,25 @@ def test_a_recipe_holds_what_is_printed(name: str) -> None:
     values = find_recipe(name).to_json()
     assert {field: values[field] for field in PRINTED[name]} == PRINTED[name]
     assert values["name"] == name
+
+
+def test_transfer_follows_the_family() -> None:
+    cait = {name: for_model(f"transfer_{name}", "cait_s24") for name in ("cifar", "flowers", "cars", "inat18")}
+    assert {name: recipe.lr for name, recipe in cait.items()} == {
+        "cifar": 1e-5, "flowers": 1e-4, "cars": 1e-4, "inat18": 1e-4,
+    }  # fmt: skip
+    assert {recipe.optimizer for recipe in cait.values()} == {"adamw"}
+    assert [cait[name].epochs for name in ("cifar", "inat18")] == [1000, 360]
+    resmlp = for_model("transfer_cifar", "resmlp_s24")
+    assert (resmlp.optimizer, resmlp.lr, resmlp.weight_decay, resmlp.drop_path) == ("adamw", 5e-6, 0.05, 0.1)
+    assert for_model("transfer_flowers", "deit3_base").test_crop_ratio == 1.0
+
+
+def test_the_default_recipe_of_fine_tuning() -> None:
+    assert finetuning_recipe("cait", True, 1_000_000) == "cait_finetune"
+    assert finetuning_recipe("cait", True, 2000) == "cait_finetune@small"
+    assert finetuning_recipe("resmlp", False, 2000) == "new_classes"
+    assert all(finetuning_recipe(entry.config.family, True, 10) in list_recipes() for entry in entries())
 
 
 @pytest.mark.parametrize("name", DROP_PATHS)

@@ -18,8 +18,11 @@ import patchloom
 from patchloom import PatchloomError
 from patchloom.data.sources import open_source
 from patchloom.errors import InterruptedWork, StoppedError
-from patchloom.tasks.classify import Classify, plan_job, resume, train
+from patchloom.tasks.carry_out import resume
+from patchloom.tasks.classify import Classify
+from patchloom.tasks.job import plan_job
 from patchloom.tasks.plan import measure_plan, plan_text
+from patchloom.tasks.train import train
 from patchloom.training.console import Console
 from patchloom.training.loop import Loop
 from patchloom.training.run import Run

@@ -10,6 +10,7 @@ from torch import nn
 
 import patchloom
 from conftest import assert_close
+from patchloom.recipes.recipe import Recipe
 from patchloom.recipes.registry import find_recipe
 from patchloom.training.averaging import Average
 from patchloom.training.optimizers import Lamb, make_optimizer, parameter_groups
@@ -44,16 +45,20 @@ def test_lamb_equals_timms() -> None:
 @pytest.mark.parametrize("name", ["deit_nano", "cait_nano", "resmlp_nano", "patchconvnet_nano", "deit3_nano"])
 def test_decay_is_for_matrices_that_are_no_tokens_or_positions(name: str) -> None:
     model = patchloom.create_model(name, num_classes=5)
-    decayed, spared = parameter_groups(model, 0.3, ("norm", "scale", "position", "token"))
+    groups = parameter_groups(model, Recipe(name="t", weight_decay=0.3))
+    decayed, spared = sorted(groups, key=lambda group: -group["weight_decay"])
     names = {id(p): key for key, p in model.named_parameters()}
     assert (decayed["weight_decay"], spared["weight_decay"]) == (0.3, 0.0)
+    assert {group["lr_factor"] for group in groups} == {1.0}
     assert all(p.ndim > 1 for p in decayed["params"])
     for p in spared["params"]:
         assert p.ndim == 1 or names[id(p)] in ("class_token", "distill_token", "positions")
     assert len(decayed["params"]) + len(spared["params"]) == len(names)
     model.stem.requires_grad_(False)
-    left = parameter_groups(model, 0.3, ())
+    left = parameter_groups(model, Recipe(name="t", lr=1e-3, head_lr=1e-2))
     assert not any(names[id(p)].startswith("stem.") for group in left for p in group["params"])
+    for group in left:
+        assert group["lr_factor"] == pytest.approx(10 if names[id(group["params"][0])].startswith("head") else 1)
 
 
 @pytest.mark.parametrize(("recipe", "kind"), [("deit", "AdamW"), ("deit3_1k", "Lamb"), ("old_fashioned", "SGD")])

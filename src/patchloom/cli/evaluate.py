@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from patchloom.cli.output import print_json
@@ -12,14 +13,21 @@ from patchloom.cli.output import print_json
 
 def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
     parser = commands.add_parser("evaluate", parents=[shared], help="how good a model is on labelled images")
-    parser.add_argument("model", metavar="FROM", help="a run, an export, a file of weights, a published tag")
-    parser.add_argument("data", metavar="DATA", help="labelled images, as for training")
+    parser.add_argument("model", metavar="FROM", nargs="?", help="a run, an export, a file of weights, a published tag")
+    parser.add_argument("data", metavar="DATA", nargs="?", help="labelled images, as for training")
     parser.add_argument("--labels", help="the label column of a CSV manifest")
     parser.add_argument(
         "--split", choices=["train", "val", "test", "all"], help="default: val, test, or the held-out fifth"
     )
     parser.add_argument("--crop-ratio", type=float, help="share of the resized image that the test crop covers")
     parser.add_argument("--resolution", type=int, help="another image size")
+    parser.add_argument("--head", help="of a distilled network: class, distill or both")
+    parser.add_argument("--fusion", help="of both heads: logits (their mean, the default) or softmax (its sum)")
+    parser.add_argument("--base", help="of a delta: the weights that it was made from")
+    parser.add_argument("--probe", help="linear or knn: judge frozen embeddings instead of the head")
+    parser.add_argument("--disagreement", nargs="+", metavar="MODEL", help="how often models decide differently")
+    parser.add_argument("--data", dest="shown", metavar="DATA", help="the images of --disagreement")
+    parser.add_argument("--figure", metavar="FILE.png", help="draw the disagreement")
     parser.add_argument("--class-map", metavar="FILE.json", help="names in the data -> names in the model")
     parser.add_argument("--real", metavar="FILE.json", help="ImageNet's reassessed labels: a list of labels an image")
     parser.add_argument("--batch", type=int, default=128)
@@ -31,15 +39,93 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
     parser = commands.add_parser("predict", parents=[shared], help="classify images")
     parser.add_argument("model", metavar="FROM", help="a run, an export, a file of weights, a published tag")
     parser.add_argument("images", metavar="IMAGE", nargs="+", help="files, folders, glob patterns")
+    parser.add_argument("--base", help="of a delta: the weights that it was made from")
     parser.add_argument("--top", type=int, default=5, help="how many classes to name")
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.set_defaults(run=run_predict)
 
 
 def run_evaluate(options: argparse.Namespace) -> None:
+    if options.disagreement:
+        _run_disagreement(options)
+    elif options.model is None or options.data is None:
+        from patchloom.errors import PatchloomError
+
+        raise PatchloomError("evaluate needs a model and data: patchloom evaluate FROM DATA.")
+    elif options.probe:
+        _run_probe(options)
+    else:
+        _run_scores(options)
+
+
+def _run_disagreement(options: argparse.Namespace) -> None:
+    from pathlib import Path
+
+    from patchloom.errors import PatchloomError
+    from patchloom.tasks.compare import disagreement, disagreement_text, draw_disagreement
+    from patchloom.training.console import Console
+
+    if options.shown is None or options.model is not None:
+        raise PatchloomError("--disagreement takes models and then --data DATA.")
+    _refuse(
+        options, "--disagreement",
+        ("head", "fusion", "base", "probe", "crop_ratio", "resolution", "class_map", "real", "strict", "workers"),
+    )  # fmt: skip
+    result = disagreement(
+        options.disagreement,
+        options.shown,
+        labels=options.labels,
+        split=options.split,
+        batch=options.batch,
+        console=Console(sys.stderr),
+    )
+    if options.figure:
+        draw_disagreement(result, Path(options.figure))
+    print_json(result) if options.json else print(disagreement_text(result))
+
+
+def _refuse(options: argparse.Namespace, what: str, names: Sequence[str]) -> None:
+    """Options that would change nothing are an error, not silence."""
+    from patchloom.errors import PatchloomError
+
+    if given := [f"--{name.replace('_', '-')}" for name in names if getattr(options, name)]:
+        raise PatchloomError(f"{', '.join(given)} cannot be used with {what}.")
+
+
+def _run_probe(options: argparse.Namespace) -> None:
+    from patchloom.tasks.probe import probe
+    from patchloom.training.console import Console
+
+    _refuse(options, "--probe", ("head", "fusion", "class_map", "real", "strict", "figure"))
+    result = probe(
+        options.model,
+        options.data,
+        options.probe,
+        labels=options.labels,
+        split=options.split,
+        resolution=options.resolution,
+        crop_ratio=options.crop_ratio,
+        base=options.base,
+        batch=options.batch,
+        workers=options.workers,
+        console=Console(sys.stderr),
+    )
+    if options.json:
+        print_json(result)
+    else:
+        print(
+            f"{options.probe} probe on {result['trained_on']} embeddings of {result['dim']} numbers: top-1 "
+            f"{result['top1']:.2%}, top-5 {result['top5']:.2%} of {result['count']} images"
+        )
+
+
+def _run_scores(options: argparse.Namespace) -> None:
     from patchloom.tasks.evaluate import real_accuracy, scores
     from patchloom.training.console import Console
 
+    _refuse(options, "one model", ("figure", "shown"))
+    if options.head != "both":
+        _refuse(options, f"--head {options.head or '(not given)'}: both heads are fused with --head both", ("fusion",))
     result = scores(
         options.model,
         options.data,
@@ -47,6 +133,9 @@ def run_evaluate(options: argparse.Namespace) -> None:
         split=options.split,
         crop_ratio=options.crop_ratio,
         resolution=options.resolution,
+        head=options.head,
+        fusion=options.fusion or "logits",
+        base=options.base,
         batch=options.batch,
         workers=options.workers,
         strict=options.strict or options.real is not None,  # ReaL counts files by number: none may be left out
@@ -80,7 +169,7 @@ def _read_json(path: str) -> Any:
 def run_predict(options: argparse.Namespace) -> None:
     from patchloom.tasks.evaluate import predict
 
-    rows = predict(options.model, options.images, top=options.top)
+    rows = predict(options.model, options.images, top=options.top, base=options.base)
     if options.json:
         print_json(rows)
         return

@@ -1,4 +1,4 @@
-"""`patchloom train`, `resume` and `extend`."""
+"""`patchloom train`, `distill`, `finetune`, `resume` and `extend`."""
 
 from __future__ import annotations
 
@@ -10,23 +10,51 @@ from patchloom.cli.output import print_json, speaks
 
 
 def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
+    run = _run_options()
+    model = argparse.ArgumentParser(add_help=False)
+    model.add_argument("--model", required=True, help="a name of `patchloom models`")
+    model.add_argument("--recipe", required=True, help="a name of `patchloom recipes`, such as deit@small")
+    teaching = _teaching_options()
+
     parser = commands.add_parser(
         "train",
-        parents=[shared],
+        parents=[shared, model, run],
         help="train a model on your images",
         usage="patchloom train DATA --model M --recipe R --out RUN [key=value ...]",
         description="Train a model on your images. Settings are key=value: any field of a recipe (epochs=10), and "
         "options of the model (model.depth=6); img_size is the resolution.",
     )
-    parser.add_argument("data", help="class folders, a CSV manifest, 'digits', ...")
-    parser.add_argument("--model", required=True, help="a name of `patchloom models`")
-    parser.add_argument("--recipe", required=True, help="a name of `patchloom recipes`, such as deit@small")
-    parser.add_argument("--out", required=True, help="the run folder")
-    parser.add_argument("--labels", help="the label column of a CSV manifest")
-    parser.add_argument("--strict", action="store_true", help="unreadable files are an error, not skipped")
-    parser.add_argument("--plan", action="store_true", help="say what would be done and how long it takes, and stop")
-    parser.add_argument("--log", choices=["wandb"], help="also log there")
-    parser.add_argument("--json", action="store_true", help="print the last log record, or the plan, as JSON")
+    parser.add_argument("data", metavar="DATA", help="class folders, a CSV manifest, 'digits', ...")
+    parser.add_argument(
+        "--finish", type=int, metavar="R", help="then fine-tune at R pixels; finish.key=value are its settings"
+    )
+    parser.add_argument("--finish-recipe", metavar="NAME", help="of the second stage; default: the family's own")
+    parser.set_defaults(run=run_train, settings=[])
+
+    parser = commands.add_parser(
+        "distill",
+        parents=[shared, model, teaching, run],
+        help="train a model on your images and on what a teacher says of them",
+        usage="patchloom distill TEACHER DATA --model M --recipe R --how hard|soft|token --out RUN [key=value ...]",
+    )
+    parser.add_argument("first_teacher", metavar="TEACHER", help="a run, weights, timm:NAME[:FILE], an .onnx file")
+    parser.add_argument("data", metavar="DATA", help="class folders, a CSV manifest, 'digits', ...")
+    parser.set_defaults(run=run_train, settings=[])
+
+    parser = commands.add_parser(
+        "finetune",
+        parents=[shared, teaching, run],
+        help="go on from trained weights: another resolution, other classes",
+        usage="patchloom finetune FROM DATA [--resolution R] [--tune WHAT] --out RUN [key=value ...]",
+        description="Go on from trained weights. Settings are key=value, as for train; model.heads=3 says what a bare "
+        "file of weights does not, mean= and std= its normalisation, model.head=mlp asks for Grafit's head.",
+    )
+    parser.add_argument("start", metavar="FROM", help="a run, an export, a file of weights, a published tag")
+    parser.add_argument("data", metavar="DATA", help="class folders, a CSV manifest, 'digits', ...")
+    parser.add_argument("--recipe", help="default: the paper's, or new_classes where the classes are new")
+    parser.add_argument("--resolution", type=int, help="another image size")
+    parser.add_argument("--tune", default="all", help="all, attention, ffn or head: what is trained")
+    parser.add_argument("--delta", action="store_true", help="also export only what changed")
     parser.set_defaults(run=run_train, settings=[])
 
     parser = commands.add_parser("resume", parents=[shared], help="go on with a run, exactly where it stopped")
@@ -41,38 +69,115 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run_resume)
 
 
+def _run_options() -> argparse.ArgumentParser:
+    options = argparse.ArgumentParser(add_help=False)
+    options.add_argument("--out", required=True, help="the run folder")
+    options.add_argument("--labels", help="the label column of a CSV manifest")
+    options.add_argument("--strict", action="store_true", help="unreadable files are an error, not skipped")
+    options.add_argument("--plan", action="store_true", help="say what would be done and how long it takes, and stop")
+    options.add_argument("--log", choices=["wandb"], help="also log there")
+    options.add_argument("--json", action="store_true", help="print the last log record, or the plan, as JSON")
+    return options
+
+
+def _teaching_options() -> argparse.ArgumentParser:
+    options = argparse.ArgumentParser(add_help=False)
+    options.add_argument("--teacher", action="append", default=[], help="a teacher; several are averaged")
+    options.add_argument("--how", help="hard, soft or token (the default): how the teacher teaches")
+    options.add_argument("--weight", type=float, help="of the teacher's term (default: 0.1 for soft, 0.5 otherwise)")
+    options.add_argument("--tau", type=float, help="temperature of soft distillation (default: 3)")
+    options.add_argument("--kl", help="paper (the default) or published: the form of soft distillation")
+    options.add_argument("--cache", metavar="DIR", help="keep there what the teachers say")
+    return options
+
+
 def run_train(options: argparse.Namespace) -> None:
-    from patchloom.recipes.changes import parse_words
-    from patchloom.tasks.classify import plan_job, train
+    from patchloom.tasks import stages
+    from patchloom.tasks.carry_out import carry_out
     from patchloom.tasks.plan import measure_plan, plan_text
     from patchloom.training.processes import leave_processes
 
-    changes, model_options = parse_words(options.settings)
+    finish = _finish(options)
+    job, console = _job(options), _console(options)
     if options.plan:
-        job = plan_job(options.data, options.model, options.recipe, changes, model_options, options.labels)
-        plan = measure_plan(job, _console(options), options.strict)
+        plan = measure_plan(job, console, options.strict)
+        plans = [plan, *([measure_plan(finish.plan(job), console, options.strict)] if finish else [])]
         leave_processes()
         if speaks():
-            print_json(plan) if options.json else print(plan_text(plan))
+            print_json({**plan, "stages": plans}) if options.json else print(*map(plan_text, plans), sep="\n")
         return
-    run = train(
-        options.data,
-        model=options.model,
-        recipe=options.recipe,
-        out=options.out,
-        labels=options.labels,
-        model_options=model_options,
-        strict=options.strict,
-        log=options.log,
-        console=_console(options),
-        **changes,
-    )
+    common = {"strict": options.strict, "log": options.log, "console": console}
+    run = stages.carry_out(job, finish, options.out, **common) if finish else carry_out(job, options.out, **common)
     _print_last(options, run)
+
+
+def _finish(options: argparse.Namespace) -> Any:
+    """The second stage, if one is asked for; its words leave the settings."""
+    from patchloom.errors import PatchloomError
+    from patchloom.recipes.changes import parse_words
+    from patchloom.tasks.stages import Finish
+
+    words = [word for word in options.settings if word.startswith("finish.")]
+    options.settings = [word for word in options.settings if word not in words]
+    resolution = getattr(options, "finish", None)
+    if resolution is None:
+        if words or getattr(options, "finish_recipe", None):
+            raise PatchloomError(f"{(*words, '--finish-recipe')[0]} is for a second stage: --finish R asks for one.")
+        return None
+    changes, model_options = parse_words(word.removeprefix("finish.") for word in words)
+    if model_options or "resolution" in changes:
+        raise PatchloomError("The second stage has the network of the first, at the size of --finish.")
+    return Finish(resolution, changes, options.finish_recipe)
+
+
+def _job(options: argparse.Namespace) -> Any:
+    from patchloom.errors import PatchloomError
+    from patchloom.recipes.changes import parse_words
+    from patchloom.tasks.job import plan_job
+    from patchloom.tasks.train import plan_finetune
+
+    start, teaching = getattr(options, "start", None), _teaching(options)
+    changes, model_options = parse_words(options.settings, () if start is None else ("mean", "std"))
+    if start is None:
+        return plan_job(
+            options.data, options.model, options.recipe, changes, model_options, options.labels, teaching=teaching
+        )
+    asked = options.resolution
+    if asked is not None and changes.setdefault("resolution", asked) != asked:
+        raise PatchloomError(f"--resolution {asked} and resolution={changes['resolution']}: which?")
+    mean, std = changes.pop("mean", None), changes.pop("std", None)
+    return plan_finetune(
+        start, options.data, options.recipe, changes, model_options,
+        tune=options.tune, delta=options.delta, mean=mean, std=std, teaching=teaching, labels=options.labels,
+    )  # fmt: skip
+
+
+def _teaching(options: argparse.Namespace) -> Any:
+    """Who teaches, if anybody; their words (teacher.heads=3) leave the settings."""
+    from patchloom.errors import PatchloomError
+    from patchloom.recipes.changes import parse_words
+    from patchloom.tasks.train import make_teaching
+
+    teachers = [name for name in (getattr(options, "first_teacher", None), *getattr(options, "teacher", [])) if name]
+    given = {name: getattr(options, name, None) for name in ("how", "weight", "tau", "kl", "cache")}
+    fields = {name: value for name, value in given.items() if value is not None}
+    words = [word for word in options.settings if word.startswith("teacher.")]
+    if not teachers:
+        if fields or words:
+            raise PatchloomError(f"{next((f'--{name}' for name in fields), *words[:1])} is for a --teacher.")
+        return None
+    options.settings = [word for word in options.settings if word not in words]
+    colours = [word.removeprefix("teacher.") for word in words if word.startswith(("teacher.mean=", "teacher.std="))]
+    others = [
+        f"model.{word.removeprefix('teacher.')}" for word in words if word.removeprefix("teacher.") not in colours
+    ]
+    normal, hints = parse_words([*colours, *others], ("mean", "std"))
+    return make_teaching(teachers, **{"how": "token", **fields}, hints={**normal, **hints})
 
 
 def run_resume(options: argparse.Namespace) -> None:
     from patchloom.errors import PatchloomError
-    from patchloom.tasks.classify import resume
+    from patchloom.tasks.stages import resume
 
     more = getattr(options, "epochs", 0)
     if more < 0 or (hasattr(options, "epochs") and more == 0):

@@ -20,10 +20,19 @@ FILTERS = {
 }
 
 
+LONGEST = 100  # times as long as wide: resized by its shorter side, a thin line would grow without bound
+
+
+def check_proportions(image: Image.Image) -> None:
+    if max(image.size) > LONGEST * max(1, min(image.size)):
+        raise ValueError(f"it is more than {LONGEST} times as long as wide: {image.width} x {image.height}")
+
+
 def read_image(path: str | PathLike[str]) -> Image.Image:
     """An RGB image, upright whatever its EXIF orientation says."""
     try:
         with Image.open(path) as image:
+            check_proportions(image)
             return _to_rgb(ImageOps.exif_transpose(image))
     except (OSError, UnidentifiedImageError, Image.DecompressionBombError, ValueError, SyntaxError) as error:
         raise PatchloomError(f"{path} cannot be read as an image: {error}") from error

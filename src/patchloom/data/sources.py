@@ -6,6 +6,7 @@ Sets kept in other ways (torchvision's, tar shards, Hugging Face's) are in `arch
 from __future__ import annotations
 
 import copy
+import dataclasses
 import hashlib
 import io
 import os
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from patchloom.data.images import read_image
+from patchloom.data.images import check_proportions, read_image
 from patchloom.errors import PatchloomError, did_you_mean
 
 EXTENSIONS = frozenset(
@@ -121,6 +122,18 @@ class Source:
         kept.splits = {name: [item for item in items if item.key not in gone] for name, items in self.splits.items()}
         return kept
 
+    def in_order(self, class_names: Sequence[str]) -> Source:
+        """A copy whose labels are places in `class_names`, the same classes in another order."""
+        place = {name: i for i, name in enumerate(class_names)}
+        label = [place[name] for name in self.class_names]
+        other = copy.copy(self)
+        other.class_names = tuple(class_names)
+        other.splits = {
+            name: [dataclasses.replace(item, label=label[item.label]) for item in items]
+            for name, items in self.splits.items()
+        }
+        return other
+
     def items(self) -> list[Item]:
         """All images, split after split."""
         return [item for items in self.splits.values() for item in items]
@@ -200,6 +213,7 @@ def open_header(data: bytes) -> Image.Image:
     limit = Image.MAX_IMAGE_PIXELS
     if limit is not None and image.width * image.height > limit:
         raise ValueError(f"{image.width} x {image.height} pixels are more than Pillow's limit of {limit}")
+    check_proportions(image)
     return image
 
 

@@ -30,6 +30,7 @@ class Config:
     dim: int = 384
     depth: int = 12
     drop_path: float = 0.0
+    head: Literal["linear", "mlp"] = "linear"  # mlp: linear, BatchNorm, ReLU, linear (Grafit's transfer experiments)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "img_size", as_size(self.img_size))

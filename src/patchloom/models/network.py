@@ -67,6 +67,13 @@ class PerClassHead(nn.Module):
         return (x * self.weight).sum(dim=-1) + self.bias
 
 
+class MLPHead(nn.Sequential):
+    """Linear, BatchNorm, ReLU, linear: (B, D) -> (B, classes) (Grafit 2.4.6)."""
+
+    def __init__(self, dim: int, num_classes: int) -> None:
+        super().__init__(nn.Linear(dim, dim), nn.BatchNorm1d(dim), nn.ReLU(), nn.Linear(dim, num_classes))
+
+
 class Network(nn.Module):
     """What all families share; a family's constructor makes the parts, in the order in which an image meets them.
 
@@ -160,17 +167,34 @@ class Network(nn.Module):
     def num_prefix(self) -> int:
         return sum(token.shape[1] for token in self._prefix_parameters())
 
+    def answers(self, images: Tensor) -> tuple[Tensor, ...]:
+        """The logits of every head, (B, classes) each: of the class token, then of the distillation token."""
+        return self._answers(self._read(images))
+
+    def train(self, mode: bool = True) -> Network:
+        """As every module's; a BatchNorm whose parameters are frozen keeps its statistics as well."""
+        super().train(mode)
+        for module in self.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) and not any(
+                p.requires_grad for p in module.parameters()
+            ):
+                module.eval()
+        return self
+
     # How it works
 
     def classify(self, read: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """Logits from the tokens that the heads read, (B, prefix or 1, D)."""
+        answers = self._answers(read)
+        if len(answers) == 1:
+            return answers[0]
+        return (answers[0], answers[1]) if self.training else (answers[0] + answers[1]) / 2
+
+    def _answers(self, read: Tensor) -> tuple[Tensor, ...]:
         if self.per_class:
-            return self.head(read)
+            return (self.head(read),)
         logits = self.head(read[:, 0])
-        if self.head_distill is None:
-            return logits
-        pair = logits, self.head_distill(read[:, 1])
-        return pair if self.training else (pair[0] + pair[1]) / 2
+        return (logits,) if self.head_distill is None else (logits, self.head_distill(read[:, 1]))
 
     def _read(self, images: Tensor) -> Tensor:
         """What the heads read: the prefix tokens, or the average of the patches."""
@@ -242,8 +266,13 @@ class Network(nn.Module):
         return self.positions is None
 
     def _make_heads(self, num_classes: int) -> None:
-        self.head: nn.Module = (PerClassHead if self.per_class else nn.Linear)(self.config.dim, num_classes)
-        self.head_distill = None if self.distill_token is None else nn.Linear(self.config.dim, num_classes)
+        if self.per_class and self.config.head == "mlp":
+            raise PatchloomError(
+                f"{self.config.name} with one query a class has one vector a class, no MLP as its head."
+            )
+        kind = PerClassHead if self.per_class else MLPHead if self.config.head == "mlp" else nn.Linear
+        self.head: nn.Module = kind(self.config.dim, num_classes)
+        self.head_distill = None if self.distill_token is None else kind(self.config.dim, num_classes)
 
     @property
     def output_heads(self) -> list[nn.Module]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from patchloom.errors import PatchloomError, did_you_mean
@@ -15,8 +15,9 @@ from patchloom.recipes.recipe import Recipe
 _ALIASES = {"img_size": "resolution"}
 
 
-def parse_words(words: Iterable[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Changes of the recipe, and of the model (`model.depth=2`), from `key=value` words; the last of a key wins."""
+def parse_words(words: Iterable[str], extra: Collection[str] = ()) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Changes of the recipe, and of the model (`model.depth=2`), from `key=value` words; the last of a key wins.
+    `extra` keys have one number a colour, or one for all (`mean=0.5`)."""
     changes: dict[str, Any] = {}
     options: dict[str, Any] = {}
     hints = get_type_hints(Recipe)
@@ -27,8 +28,12 @@ def parse_words(words: Iterable[str]) -> tuple[dict[str, Any], dict[str, Any]]:
         if key.startswith("model."):
             options[key.removeprefix("model.")] = _guess(value)
             continue
+        if key in extra:
+            changes[key] = _colours(key, value)
+            continue
         name = _ALIASES.get(key, key)
         known = {*(field.name for field in dataclasses.fields(Recipe)), *_ALIASES} - {"sources", "name", "summary"}
+        known |= set(extra)
         if key not in known and name not in known:
             raise PatchloomError(
                 f"There is no setting {key!r}.{did_you_mean(key, known)} Settings are fields of a recipe."
@@ -96,6 +101,14 @@ def _parse(key: str, text: str, hint: Any) -> Any:
     except ValueError as error:
         kind = {int: "a whole number", float: "a number"}.get(hint, str(hint))
         raise PatchloomError(f"{key} is {kind}, not {text!r}.") from error
+
+
+def _colours(key: str, text: str) -> tuple[float, ...]:
+    try:
+        numbers = tuple(float(part) for part in text.strip("()[]").split(","))
+    except ValueError as error:
+        raise PatchloomError(f"{key} is one number, or one a colour: {key}=0.5,0.5,0.5, not {text!r}.") from error
+    return numbers * 3 if len(numbers) == 1 else numbers
 
 
 def _guess(text: str) -> Any:

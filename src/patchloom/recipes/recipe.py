@@ -17,8 +17,8 @@ _SHARES = (
     "crop_scale", "color_jitter", "affine", "momentum",
 )  # fmt: skip
 _NOT_NEGATIVE = (
-    "lr", "min_lr", "warmup_lr", "warmup_epochs", "weight_decay", "clip_grad", "eps", "mixup", "cutmix", "magnitude",
-    "layerscale",
+    "lr", "head_lr", "min_lr", "warmup_lr", "warmup_epochs", "weight_decay", "clip_grad", "eps", "mixup", "cutmix",
+    "magnitude", "layerscale",
 )  # fmt: skip
 
 
@@ -39,6 +39,7 @@ class Recipe:
     # optimizer
     optimizer: Literal["adamw", "lamb", "sgd"] = "adamw"
     lr: float = 1e-3  # effective, at `batch_size`
+    head_lr: float | None = None  # the peak rate of the heads; None: lr
     lr_scaling: Literal["linear", "none"] = "none"  # what becomes of lr when only batch_size is changed
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
@@ -128,6 +129,8 @@ class Recipe:
             raise PatchloomError(
                 f"no_decay of {self.name} names roles of parameters ({', '.join(ROLES)}), not {unknown}."
             )
+        if self.head_lr is not None and self.lr == 0:
+            raise PatchloomError(f"lr=0 of {self.name} beside a head_lr: `finetune --tune head` trains the head alone.")
         if self.nesterov and not self.momentum:
             raise PatchloomError(f"nesterov of {self.name} needs a momentum.")
         if not 0 < self.test_crop_ratio <= 1 or not self.crop_scale > 0:

@@ -20,6 +20,18 @@ from patchloom.recipes.resmlp import OLD_FASHIONED, resmlp
 from patchloom.recipes.rsb import RESNET_A2
 from patchloom.recipes.small import SUFFIX, small
 from patchloom.recipes.three_things import vit_a2, vit_a2_ls
+from patchloom.recipes.transfer import (
+    DEIT_FINETUNE,
+    NEW_CLASSES,
+    TRANSFER_FOOD,
+    cait_finetune,
+    resmlp_finetune,
+    transfer_cars,
+    transfer_cifar,
+    transfer_flowers,
+    transfer_inat18,
+    transfer_inat19,
+)
 
 _RECIPES: dict[str, Callable[[Config | None], Recipe]] = {
     "deit": lambda _: DEIT,
@@ -37,7 +49,22 @@ _RECIPES: dict[str, Callable[[Config | None], Recipe]] = {
     "deit3_finetune": deit3_finetune,
     "resnet_a2": lambda _: RESNET_A2,
     "old_fashioned": lambda _: OLD_FASHIONED,
+    "deit_finetune": lambda _: DEIT_FINETUNE,
+    "cait_finetune": cait_finetune,
+    "resmlp_finetune": resmlp_finetune,
+    "new_classes": lambda _: NEW_CLASSES,
+    "transfer_cifar": transfer_cifar,
+    "transfer_flowers": transfer_flowers,
+    "transfer_cars": transfer_cars,
+    "transfer_food": lambda _: TRANSFER_FOOD,
+    "transfer_inat18": transfer_inat18,
+    "transfer_inat19": transfer_inat19,
 }
+_FINETUNING = {
+    "deit": "deit_finetune", "deit3": "deit3_finetune", "vit": "deit3_finetune", "cait": "cait_finetune",
+    "resmlp": "resmlp_finetune", "patchconvnet": "patchconvnet_finetune", "convnet": "patchconvnet_finetune",
+}  # fmt: skip
+_FEW_IMAGES = 20_000
 
 
 def list_recipes() -> list[str]:
@@ -57,3 +84,12 @@ def find_recipe(name: str, model: Config | None = None) -> Recipe:
         )
     recipe = _RECIPES[paper](model)
     return recipe if name == paper else small(recipe)
+
+
+def finetuning_recipe(family: str, same_classes: bool, images: int) -> str:
+    """The recipe for weights of a family: its paper's where only the resolution changes, in the small form for few
+    images; our own where the classes are new."""
+    if not same_classes:
+        return NEW_CLASSES.name
+    paper = _FINETUNING.get(family, DEIT_FINETUNE.name)
+    return paper + SUFFIX if images < _FEW_IMAGES else paper

@@ -20,8 +20,10 @@ from patchloom.data.scan import find_unreadable
 from patchloom.data.sources import EXTENSIONS, Item, Source, Split, decode, open_source, split_source
 from patchloom.errors import PatchloomError
 from patchloom.models.network import Network, unwrapped
+from patchloom.models.preprocessing import Preprocessing
+from patchloom.tasks.prepare import report_skipped
 from patchloom.training.console import Console
-from patchloom.training.evaluation import Scores, score
+from patchloom.training.evaluation import Scores, head_answer, score
 from patchloom.training.run import Run
 from patchloom.weights.load import load
 
@@ -42,6 +44,9 @@ def scores(
     split: str | None = None,
     crop_ratio: float | None = None,
     resolution: int | None = None,
+    head: str | None = None,
+    fusion: str = "logits",
+    base: Model | None = None,
     batch: int = 128,
     workers: int = 0,
     strict: bool = False,
@@ -54,37 +59,57 @@ def scores(
                  training holds out
     crop_ratio   of the test crop; by default the one that travels with the weights
     resolution   another image size: positions and cross-patch matrices are resized
+    head         of a distilled network: "class", "distill" or "both", with the fusion "logits" or "softmax"
+    base         of a delta: the weights that it was made from
     class_map    the data's class names -> the model's, where they differ (ImageNet V2's folders are numbers)
     """
-    console = console or Console(quiet=True)
     if batch < 1 or workers < 0:
         raise PatchloomError(f"A batch has at least one image, and workers are 0 or more: {batch}, {workers}.")
-    if crop_ratio is not None and not LEAST_CROP <= crop_ratio <= 1:
+    network = open_model(model, resolution, base)
+    how = test_preprocessing(network, crop_ratio)
+    answer = None if head is None else head_answer(network, head, fusion)
+    source, items = open_items(data, labels, split, held_out_by(model, data), strict, workers, console)
+    placed = relabel(items, source, network, class_map or {})
+    return score(network, source, placed, how, batch=batch, workers=workers, answer=answer)
+
+
+def test_preprocessing(network: Network, crop_ratio: float | None) -> Preprocessing:
+    """How a network is tested: as its weights say, or with another crop."""
+    if crop_ratio is None:
+        return network.preprocessing
+    if not LEAST_CROP <= crop_ratio <= 1:
         raise PatchloomError(f"A crop ratio is at least {LEAST_CROP} and at most 1, not {crop_ratio}.")
-    network = open_model(model, resolution)
+    return dataclasses.replace(network.preprocessing, crop_ratio=crop_ratio)
+
+
+def open_items(
+    data: str | PathLike[str],
+    labels: str | None,
+    split: str | None,
+    held_out: Collection[str] | None = None,
+    strict: bool = False,
+    workers: int = 0,
+    console: Console | None = None,
+) -> tuple[Source, list[Item]]:
+    """The readable images of a split, and where they come from."""
+    console = console or Console(quiet=True)
     source = open_source(data, labels)
     bad = find_unreadable(
         source, source.items(), lambda done, of: console.progress(f"reading images: {done} of {of}"), max(2, workers)
     )
     if bad:
-        from patchloom.tasks.classify import report_skipped
-
         report_skipped(bad, console, strict)
-    usable = source.without(bad)
-    items, called = choose_items(usable, split, _held_out_by(model, data))
+    items, called = choose_items(source.without(bad), split, held_out)
     if not items:
         raise PatchloomError(f"{source.where} has no readable image in {called}.")
     console.say(f"{len(items)} images: {called}.")
-    how = network.preprocessing
-    if crop_ratio is not None:
-        how = dataclasses.replace(how, crop_ratio=crop_ratio)
-    return score(network, usable, _relabel(items, source, network, class_map or {}), how, batch=batch, workers=workers)
+    return source, items
 
 
-def open_model(model: Model, resolution: int | None = None) -> Network:
+def open_model(model: Model, resolution: int | None = None, base: Model | None = None) -> Network:
     """A network in eval mode, on the GPU where there is one."""
     if isinstance(model, str | PathLike):
-        network = load(model, img_size=resolution)
+        network = load(model, img_size=resolution, base=base)
     else:
         network = unwrapped(model)
         if resolution is not None and network.config.img_size != (resolution, resolution):
@@ -118,7 +143,7 @@ def choose_items(source: Source, split: str | None, held_out: Collection[str] | 
     raise PatchloomError(f"{source.where} has no split {split or 'val'!r}; it has {', '.join(source.splits)}.")
 
 
-def _held_out_by(model: Model, data: str | PathLike[str]) -> set[str] | None:
+def held_out_by(model: Model, data: str | PathLike[str]) -> set[str] | None:
     """The images that a run held out, where the model comes from its folder and it was trained on this data."""
     if isinstance(model, Network):
         return None
@@ -149,7 +174,7 @@ def real_accuracy(result: Scores, labels: Any) -> dict[str, float]:
     return {"real_top1": float(np.mean(right)) if right else float("nan"), "real_count": len(right)}
 
 
-def _relabel(items: Sequence[Item], source: Source, network: Network, class_map: Mapping[str, str]) -> list[Item]:
+def relabel(items: Sequence[Item], source: Source, network: Network, class_map: Mapping[str, str]) -> list[Item]:
     """Labels as places in the network's outputs: classes are matched by name."""
     names = network.class_names
     if not isinstance(class_map, Mapping) or not all(isinstance(name, str) for name in class_map.values()):
@@ -174,15 +199,20 @@ def _relabel(items: Sequence[Item], source: Source, network: Network, class_map:
 
 
 def predict(
-    model: Model, images: str | PathLike[str] | Iterable[str | PathLike[str]], *, top: int = 5, batch: int = 64
+    model: Model,
+    images: str | PathLike[str] | Iterable[str | PathLike[str]],
+    *,
+    top: int = 5,
+    batch: int = 64,
+    base: Model | None = None,
 ) -> list[dict[str, Any]]:
     """For each image file, in order, {path, predictions: [{class, probability}]} or {path, error}.
 
-    `images` are files, folders (all images in them) and glob patterns.
+    `images` are files, folders (all images in them) and glob patterns; `base` is that of a delta.
     """
     if top < 1:
         raise PatchloomError(f"At least one class is named, not {top}.")
-    network = open_model(model)
+    network = open_model(model, base=base)
     several = [images] if isinstance(images, str | PathLike) else list(images)
     paths = [path for given in several for path in _expand(given)]
     rows: list[dict[str, Any]] = []

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import resource
 import time
 from pathlib import Path
 from typing import Any
 
 from patchloom.models.complexity import complexity
-from patchloom.tasks.classify import Job, make_task, open_data
+from patchloom.tasks.job import Job
+from patchloom.tasks.prepare import make_task, open_data
 from patchloom.training.console import Console, duration
 from patchloom.training.loop import Loop
 from patchloom.training.processes import join_processes
@@ -24,6 +26,8 @@ def measure_plan(job: Job, console: Console, strict: bool = False) -> dict[str, 
     console.quiet = console.quiet or not processes.first
     for note in job.notes:
         console.say(note)
+    if job.teaching is not None:  # writes nothing
+        job = dataclasses.replace(job, teaching=dataclasses.replace(job.teaching, cache=None))
     source, split, bad = open_data(job, console, processes, strict)
     task = make_task(job, source, split, processes, console)
     steps = recipe.epochs * task.steps_per_epoch

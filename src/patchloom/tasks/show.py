@@ -10,7 +10,8 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from patchloom.errors import PatchloomError
-from patchloom.tasks.classify import make_task, open_data, plan_job
+from patchloom.tasks.job import plan_job
+from patchloom.tasks.prepare import make_task, open_data
 from patchloom.training.console import Console
 from patchloom.training.processes import Processes
 

@@ -8,15 +8,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from patchloom.data.loader import test_batches
 from patchloom.data.mixing import normalise
 from patchloom.data.sources import Item, Source
+from patchloom.errors import PatchloomError
 from patchloom.models.preprocessing import Preprocessing
 from patchloom.training.processes import Processes
 
 BINS = 15  # of the calibration error
+HEADS = ("class", "distill", "both")
+FUSIONS = ("logits", "softmax")
 
 
 @dataclass(frozen=True)
@@ -81,8 +84,10 @@ def score(
     workers: int = 0,
     processes: Processes | None = None,
     after_batch: Callable[[], None] = lambda: None,
+    answer: Callable[[Tensor], Tensor] | None = None,
 ) -> Scores:
-    """Send every image through the network once. The labels of `items` are places in the network's outputs."""
+    """Send every image through the network once. The labels of `items` are places in the network's outputs; `answer`
+    gives logits in another way than the network itself."""
     processes = processes or Processes()
     was_training = network.training
     network.eval()
@@ -93,7 +98,7 @@ def score(
     try:
         for images, labels in test_batches(source, padded, items, how, batch, workers):
             x = normalise(images.to(processes.device), how.mean, how.std)
-            rows.append(_rows(network(x).float(), labels.to(processes.device)))
+            rows.append(_rows((answer or network)(x).float(), labels.to(processes.device)))
             after_batch()
     finally:
         network.train(was_training)
@@ -103,6 +108,23 @@ def score(
     names = network.class_names or tuple(map(str, range(network.config.num_classes)))
     labels, predicted, rank = (table[:, i].astype(int) for i in (0, 1, 3))
     return Scores(labels, predicted, table[:, 2], rank, table[:, 4], names, tuple(item.key for item in items))
+
+
+def head_answer(network: Any, head: str, fusion: str = "logits") -> Callable[[Tensor], Tensor]:
+    """What one head of a distilled network says, or both (thesis 3.3): the mean of their logits, as the published code
+    has it and the network itself in eval mode, or the sum of their softmaxes, as the text says."""
+    if getattr(network, "head_distill", None) is None:
+        raise PatchloomError(f"{network.config.name} has one head: --head is for networks with a distillation token.")
+    if head not in HEADS or fusion not in FUSIONS:
+        raise PatchloomError(f"--head is one of {', '.join(HEADS)}, --fusion one of {', '.join(FUSIONS)}.")
+
+    def answer(x: Tensor) -> Tensor:
+        own, taught = network.answers(x)
+        if head != "both":
+            return own if head == "class" else taught
+        return (own + taught) / 2 if fusion == "logits" else (own.softmax(-1) + taught.softmax(-1)).div(2).log()
+
+    return answer
 
 
 def _rows(logits: torch.Tensor, labels: torch.Tensor) -> np.ndarray:

@@ -245,7 +245,7 @@ class Loop:
         step, recipe = self.counters.step, self.recipe
         rate = learning_rate(recipe, step, self.task.steps_per_epoch)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group["lr_factor"]
         torch.manual_seed(seed_of(recipe.seed, step, self.processes.rank, "step"))  # stochastic depth
         self.optimizer.zero_grad(set_to_none=True)
         loss = self._backward(batch, step)

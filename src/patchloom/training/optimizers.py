@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,27 +13,25 @@ from patchloom.models.roles import parameter_roles
 from patchloom.recipes.recipe import Recipe
 
 
-def parameter_groups(model: nn.Module, weight_decay: float, no_decay: Iterable[str]) -> list[dict[str, Any]]:
-    """Two groups, with and without decay. No decay for vectors (biases, norms, scales) and for the roles of `no_decay`.
-
-    Frozen parameters are left out.
-    """
-    spared, groups = set(no_decay), {True: [], False: []}  # type: ignore[var-annotated]
+def parameter_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
+    """The trainable parameters by decay and rate. No decay for vectors (biases, norms, scales) and for the roles of
+    `no_decay`; the rate of the heads is `lr_factor` times that of the others."""
+    factor = 1.0 if recipe.head_lr is None else recipe.head_lr / recipe.lr
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     roles = parameter_roles(model)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            decays = parameter.ndim > 1 and roles[name] not in spared
-            groups[decays].append(parameter)
+            decays = parameter.ndim > 1 and roles[name] not in recipe.no_decay
+            key = (recipe.weight_decay if decays else 0.0, factor if roles[name] == "head" else 1.0)
+            groups.setdefault(key, []).append(parameter)
     return [
-        {"params": parameters, "weight_decay": weight_decay if decays else 0.0}
-        for decays, parameters in groups.items()
-        if parameters
+        {"params": parameters, "weight_decay": decay, "lr_factor": rate} for (decay, rate), parameters in groups.items()
     ]
 
 
 def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
     """The recipe's optimizer over the trainable parameters of a network."""
-    groups = parameter_groups(model, recipe.weight_decay, recipe.no_decay)
+    groups = parameter_groups(model, recipe)
     if recipe.optimizer == "sgd":
         return SGD(groups, lr=recipe.lr, momentum=recipe.momentum, nesterov=recipe.nesterov)
     if recipe.optimizer == "lamb":

@@ -175,6 +175,10 @@ def from_ours(state: State, config: Config, layout: str) -> State:
 def _rules_for(config: Any, layout: str) -> Rules:
     if layout not in LAYOUTS:
         raise PatchloomError(f"There is no layout {layout!r}; there are {', '.join(LAYOUTS)}.")
+    if config.head != "linear":
+        raise PatchloomError(
+            f"The head {config.head!r} of {config.name} has no place in the {layout} layout; use 'patchloom'."
+        )
     if layout == "timm" and _in_timm(config):
         if isinstance(config, ResmlpConfig):
             return _TIMM_RESMLP

@@ -19,7 +19,7 @@ from patchloom.models.network import Network, check_class_names
 from patchloom.models.preprocessing import Preprocessing
 from patchloom.models.registry import build, config_from_json, list_models
 from patchloom.models.roles import parameter_roles
-from patchloom.weights import hub, resize
+from patchloom.weights import delta, hub, resize
 from patchloom.weights.files import Checkpoint, read, unwrap
 from patchloom.weights.infer import infer_config
 from patchloom.weights.layouts import State, their_name, to_ours
@@ -41,6 +41,7 @@ def load(
     num_classes: int | None = None,
     in_chans: int | None = None,
     strict: bool = True,
+    base: Source | Network | None = None,
     **hints: Any,
 ) -> Network:
     """A network with weights, in eval mode; `model.load_report` says what happened to every tensor.
@@ -54,10 +55,19 @@ def load(
     num_classes   another number starts the head afresh
     in_chans      another number adapts the stem
     strict        refuse missing and unknown tensors by name; False reports them instead
+    base          of a delta: the weights that it was made from. With a network, what did not change is shared, not
+                  copied: many fine-tuned networks then take little more memory than one
     """
     checkpoint = _fetch(source, img_size)
+    if "delta" in checkpoint.about:
+        base = (
+            base if base is None or isinstance(base, Network) else load(base, **{**delta.hints_of(checkpoint), **hints})
+        )
+        checkpoint, hints = delta.join(checkpoint, base), {}
+    elif base is not None:
+        raise PatchloomError(f"{checkpoint.label} is no delta: it needs no base.")
     layout, state, unused = to_ours(checkpoint.tensors, checkpoint.about.get("layout"))
-    if "head.0.weight" in checkpoint.tensors:  # the official layout of one query per class
+    if "head.0.weight" in checkpoint.tensors and "config" not in checkpoint.about:  # official: one query a class
         hints = {"queries": "per_class", **hints}
     origin = _describe(checkpoint, state, img_size, source_size, hints)
     wanted = _wanted(origin, img_size, num_classes, in_chans)
@@ -74,6 +84,8 @@ def load(
             own[name].copy_(state[name])
     _take_along(checkpoint.about, origin, model)
     model.load_report = report
+    if "delta" in checkpoint.about and isinstance(base, Network):
+        delta.share(model, base, [name for name in checkpoint.about["delta"]["kept"] if name not in report.resized])
     return model.eval()
 
 
@@ -101,7 +113,7 @@ def _fetch(source: Source, img_size: Any) -> Checkpoint:
         raise PatchloomError(f"Weights are loaded from a path, a tag or a state dict, not {type(source).__name__}.")
     if hub.is_remote(source):
         return hub.fetch(str(source), None if img_size is None else as_size(img_size))
-    if source in list_models():
+    if source in list_models() and not Path(source).exists():
         raise PatchloomError(
             f"{source} is the name of a model, not of weights: create_model({source!r}) makes it with fresh ones; "
             f"published ones have a tag, as in deit_tiny.fb_in1k."

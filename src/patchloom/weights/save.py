@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 from patchloom.errors import PatchloomError
 from patchloom.models.network import Network, check_class_names, unwrapped
+from patchloom.weights.delta import difference
 from patchloom.weights.files import write
 from patchloom.weights.layouts import from_ours, written_config
 
@@ -20,11 +22,23 @@ def save(model: Network, path: str | PathLike[str], layout: str = "patchloom") -
     if not isinstance(path, str | PathLike):
         raise PatchloomError(f"Weights are saved to a path, not to {path!r}.")
     network = unwrapped(model)
+    tensors = from_ours(network.state_dict(), network.config, layout)
+    write(Path(path), tensors, _describe(network, layout))
+
+
+def save_delta(model: Network, path: str | PathLike[str], base: Network, label: str = "a network") -> None:
+    """Write only what differs from `base`, for `load(path, base=...)`; `label` tells people what the base is."""
+    network = unwrapped(model)
+    changed, about = difference(network, unwrapped(base), label)
+    write(Path(path), changed, {**_describe(network, "patchloom"), "delta": about})
+
+
+def _describe(network: Network, layout: str) -> dict[str, Any]:
+    """What travels with weights."""
     config, names = network.config, network.class_names
-    about = {
+    return {
         "layout": layout,
         "config": written_config(config, layout).to_json(),
         "preprocessing": network.preprocessing.to_json(),
         "class_names": None if names is None else check_class_names(names, config.num_classes),
     }
-    write(Path(path), from_ours(network.state_dict(), config, layout), about)

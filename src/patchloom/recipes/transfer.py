@@ -1,0 +1,190 @@
+"""Fine-tuning and transfer: to another resolution with the same classes, and to the classes of other data sets.
+
+What the papers give is spread over their text and the answers of the authors; what none gives is inferred, and says so.
+"""
+
+from __future__ import annotations
+
+from patchloom.models.config import Config
+from patchloom.recipes.cait import cait
+from patchloom.recipes.cited import Cited, derive
+from patchloom.recipes.deit import DEIT
+from patchloom.recipes.recipe import Recipe
+from patchloom.recipes.resmlp import resmlp
+
+_FINE = "README of the published code and thesis 3.4.5"
+_M48 = "author's answer in issue 108 of the published code, for M48 at 448"
+_SGD = "author's answers in issues 45, 105 and 141 of the published code"
+_RESMLP = "author's answer in issue 117 of the published code"
+_CAIT = "thesis 3.7.1.3"
+_GRAFIT = "Grafit 2.4.6 and 2.5.4"
+
+DEIT_FINETUNE = derive(
+    DEIT,
+    "as DeiT",
+    "deit_finetune",
+    "DeiT at another resolution, the same classes",
+    epochs=(30, "README of the published code: 30; thesis 3.4.5: 25; default here 30"),
+    batch_size=(512, _FINE),
+    resolution=(384, _FINE),
+    lr=(5e-6, f"{_FINE}: 5e-6 at batch 512"),
+    min_lr=(5e-6, f"{_FINE}: as the rate, so that it is constant after the warm-up"),
+    weight_decay=(1e-8, "README of the published code"),
+    drop_path=(0.0, "published code: these runs were in eval mode, so none"),
+    ema=(0.0, "none: the published runs evaluate the raw weights"),
+    test_crop_ratio=(0.875, "published code: resized to 438, cropped to 384"),
+)
+
+
+def cait_finetune(model: Config | None = None) -> Recipe:
+    """CaiT at 384 or 448; only M48's values are known, the others are inferred from them."""
+    base = cait(model)
+    rate = max(0.0, round((base.drop_path or 0.0) - 0.1, 4))
+    return derive(
+        base,
+        "as cait",
+        "cait_finetune",
+        "CaiT at another resolution, the same classes",
+        epochs=(60, _M48),
+        batch_size=(256, _M48),
+        resolution=(448 if model and model.name == "cait_m48" else 384, "the published models at 384 (M48: 448)"),
+        lr=(5e-6, _M48),
+        lr_scaling=("none", _M48),
+        min_lr=(5e-6, "inferred: as DeiT's fine-tuning, constant after the warm-up"),
+        drop_path=(rate, f"{_M48}: 0.3, that is 0.1 less than in training; so here for every model, at least 0"),
+        ema=(0.0, "none: the published runs evaluate the raw weights"),
+    )
+
+
+def resmlp_finetune(model: Config | None = None) -> Recipe:
+    """ResMLP at another resolution; no paper has it, so DeiT's values with ResMLP's own drop rate and crop."""
+    own = resmlp(model)
+    return derive(
+        DEIT_FINETUNE,
+        "inferred, as deit_finetune",
+        "resmlp_finetune",
+        "ResMLP at another resolution, the same classes",
+        drop_path=(own.drop_path, own.sources["drop_path"]),
+        test_crop_ratio=(own.test_crop_ratio, own.sources["test_crop_ratio"]),
+    )
+
+
+NEW_CLASSES = derive(
+    DEIT_FINETUNE,
+    "as deit_finetune",
+    "new_classes",
+    "your photos, other classes: a fresh head at a rate that moves it, the rest gently",
+    epochs=(20, "ours: benchmarks/finetune.py"),
+    batch_size=(64, "ours: a folder of photos"),
+    resolution=(None, "the size of the weights"),
+    lr=(1e-4, "ours: benchmarks/finetune.py"),
+    head_lr=(5e-3, "ours: benchmarks/finetune.py; the papers' rates leave a fresh head near its start"),
+    lr_scaling=("none", "ours"),
+    min_lr=(1e-6, "ours"),
+    schedule_by=("step", "ours: a short run"),
+    warmup_epochs=(1.0, "ours"),
+    weight_decay=(0.05, "ours: as in training"),
+    crop_scale=(0.35, "ours: an object stays in view"),
+    augmentation=("none", "ours: a short run"),
+    erasing=(0.0, "ours: a short run"),
+    mixup=(0.0, "ours: a short run"),
+    cutmix=(0.0, "ours: a short run"),
+    repeated_augmentation=(1, "ours"),
+    test_crop_ratio=(1.0, "ours: the whole photo"),
+)
+
+
+def transfer_cifar(model: Config | None = None) -> Recipe:
+    return _transfer(model, "transfer_cifar", "CIFAR-10 and CIFAR-100", 1000, 100)
+
+
+def transfer_flowers(model: Config | None = None) -> Recipe:
+    return _transfer(model, "transfer_flowers", "Flowers-102", 1000, 10)
+
+
+def transfer_cars(model: Config | None = None) -> Recipe:
+    return _transfer(model, "transfer_cars", "Stanford Cars", 1000, 10)
+
+
+def transfer_inat18(model: Config | None = None) -> Recipe:
+    return _transfer(model, "transfer_inat18", "iNaturalist 2018", 360, 10)
+
+
+def transfer_inat19(model: Config | None = None) -> Recipe:
+    return _transfer(model, "transfer_inat19", "iNaturalist 2019", 360, 10)
+
+
+TRANSFER_FOOD = derive(
+    DEIT,
+    "inferred, as DeiT",
+    "transfer_food",
+    "Food-101, from trained weights",
+    epochs=(240, _GRAFIT),
+    batch_size=(512, _GRAFIT),
+    optimizer=("sgd", f"inferred: {_GRAFIT} names a rate of SGD's size, not the optimizer"),
+    momentum=(0.9, "published code"),
+    lr=(0.01, _GRAFIT),
+    lr_scaling=("none", _GRAFIT),
+    weight_decay=(1e-4, "inferred: as DeiT's transfer with SGD"),
+    erasing=(0.0, "inferred: as DeiT's transfer with SGD"),
+    drop_path=(0.0, "inferred: as DeiT's transfer with SGD"),
+    ema=(0.0, "none"),
+)
+
+
+def _transfer(model: Config | None, name: str, data: str, epochs: int, slower: int) -> Recipe:
+    """The protocol of a data set for a family; CaiT's rate is that of training divided by `slower`. Families without
+    values of their own follow DeiT (thesis 5.3.2, 6.3.5.1)."""
+    family = model.family if model else "deit"
+    summary = f"{data}, from trained weights; by family"
+    if family == "cait":
+        values: dict[str, Cited] = {
+            "epochs": (epochs, _CAIT),
+            "lr": (1e-3 / slower, f"{_CAIT}: that of training divided by {slower}"),
+            "test_crop_ratio": (0.875, _CAIT),
+        }
+        return derive(cait(model), "as cait", name, summary, **values, ema=(0.0, "none"))
+    if family == "resmlp" and name == "transfer_cifar":
+        return derive(resmlp(model), "as resmlp", name, summary, **_resmlp_values(epochs), ema=(0.0, "none"))
+    values = _inat_values() if "inat" in name else _sgd_values(epochs, name)
+    if family in ("deit3", "vit"):
+        values["test_crop_ratio"] = (1.0, "thesis 6.3.5.1: 1.0 for all; 0.875 would be better on iNaturalist")
+    return derive(DEIT, "as DeiT", name, summary, **values, ema=(0.0, "none"))
+
+
+def _sgd_values(epochs: int, name: str) -> dict[str, Cited]:
+    where = _SGD if name in ("transfer_cifar", "transfer_cars") else f"inferred, as Cars: {_SGD}"
+    return {
+        "epochs": (epochs, where),
+        "batch_size": (768, where),
+        "optimizer": ("sgd", f"{where}; AdamW with 7.5e-6 (CIFAR-10) or 5e-6 (CIFAR-100) and decay 0.05 is the other"),
+        "momentum": (0.9, "published code"),
+        "lr": (0.01, where),
+        "lr_scaling": ("none", where),
+        "weight_decay": (1e-4, where),
+        "erasing": (0.0, where),
+        "drop_path": (0.0, where),
+    }
+
+
+def _inat_values() -> dict[str, Cited]:
+    return {
+        "epochs": (360, _SGD),
+        "batch_size": (768, _SGD),
+        "lr": (7.5e-5, f"{_SGD}: 5e-5 before the scaling with the batch"),
+        "erasing": (0.1, _SGD),
+        "drop_path": (0.1, _SGD),
+    }
+
+
+def _resmlp_values(epochs: int) -> dict[str, Cited]:
+    return {
+        "epochs": (epochs, _RESMLP),
+        "batch_size": (768, _RESMLP),
+        "optimizer": ("adamw", _RESMLP),
+        "lr": (5e-6, _RESMLP),
+        "lr_scaling": ("none", _RESMLP),
+        "clip_grad": (0.0, _RESMLP),
+        "weight_decay": (0.05, _RESMLP),
+        "warmup_lr": (1e-6, _RESMLP),
+    }

@@ -1,0 +1,212 @@
+"""Carry a job out: from an empty folder, or from its last checkpoint, to the export and the report."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from contextlib import nullcontext
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from patchloom.data.sources import Source, Split, split_source
+from patchloom.errors import PatchloomError
+from patchloom.models.network import Network
+from patchloom.models.registry import build
+from patchloom.tasks.classify import Classify
+from patchloom.tasks.distill import Distill
+from patchloom.tasks.job import Job, Start
+from patchloom.tasks.prepare import make_task, open_data, source_of
+from patchloom.training.checkpoints import read_checkpoint
+from patchloom.training.console import Console
+from patchloom.training.loop import Loop
+from patchloom.training.mirrors import check_log, open_mirrors
+from patchloom.training.processes import join_processes
+from patchloom.training.report import write_report
+from patchloom.training.run import Run, write_text
+from patchloom.training.sharding import whole_tensors
+from patchloom.weights.files import kept_checkpoints
+from patchloom.weights.load import load
+from patchloom.weights.save import save, save_delta
+
+
+def carry_out(
+    job: Job,
+    out: str | PathLike[str],
+    *,
+    strict: bool = False,
+    log: str | None = None,
+    console: Console | None = None,
+) -> Run:
+    """Begin a run in the folder `out`, and train to its end."""
+    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) and (Path(out) / "recipe.yaml").exists():
+        return resume(out, console)  # torchrun starts the same command again after a process was lost
+    processes = join_processes()
+    console = console or Console()
+    console.quiet = console.quiet or not processes.first
+    for note in job.notes:
+        console.say(note)
+    check_free(out)
+    check_log(log)
+    source, split, bad = open_data(job, console, processes, strict)
+    task = make_task(job, source, split, processes, console)
+    run = Run(Path(out), {**job.settings(), "log": log})
+    loop = Loop(task, job.recipe, run, processes, console)  # before anything is written: it refuses what cannot be
+    processes.wait()
+    if processes.first:
+        run.create({"data": _about_data(job, source, split, bad), "teachers": _about_teachers(task)})
+    return _go_on(run, job, task, loop)
+
+
+def resume(folder: str | PathLike[str], console: Console | None = None, more_epochs: int = 0) -> Run:
+    """Go on with a run from its last checkpoint, exactly; with `more_epochs`, beyond its end."""
+    run = Run.open(Path(folder))
+    processes = join_processes()
+    console = console or Console()
+    console.quiet = console.quiet or not processes.first
+    try:
+        job = Job.from_settings(run.settings)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise PatchloomError(f"{run.folder / 'recipe.yaml'} is damaged: {error!r}.") from error
+    if more_epochs:
+        job = _extended(job, more_epochs, console)
+    environment = run.about()
+    if environment["data"].get("fingerprint") != source_of(job).fingerprint():
+        raise PatchloomError(
+            f"{job.data} has changed since {run.folder} began: exact resuming needs the same images and labels."
+        )
+    source = source_of(job).without(environment["data"].get("skipped", {}))
+    begun = bool(kept_checkpoints(run.checkpoints.folder))
+    task = make_task(job, source, split_source(source), processes, console, begin=not begun)
+    if environment.get("teachers", []) != _about_teachers(task):
+        raise PatchloomError(f"A teacher has changed since {run.folder} began: exact resuming needs the same.")
+    if job.start is not None and job.start.delta:
+        _base_of(job.start)  # missed now rather than after the last epoch
+    run.settings |= job.settings()
+    return _go_on(run, job, task, Loop(task, job.recipe, run, processes, console))
+
+
+def _extended(job: Job, more: int, console: Console) -> Job:
+    epochs = job.recipe.epochs + more
+    how = {
+        "constant": "the learning rate stays as it is",
+        "step": f"the drops of the learning rate stay at epochs {', '.join(map(str, job.recipe.decay_epochs))}",
+    }.get(
+        job.recipe.schedule,
+        f"its {job.recipe.schedule} curve spans all of them, and the learning rate goes on from where that curve is at "
+        "the last checkpoint",
+    )
+    console.say(f"The schedule changes to {epochs} epochs instead of {job.recipe.epochs}: {how}.")
+    return dataclasses.replace(job, recipe=job.recipe.replace(epochs=epochs))
+
+
+def _about_data(job: Job, source: Source, split: Split, bad: dict[str, str]) -> dict[str, Any]:
+    """What a run remembers of its data: enough to notice a change, and which images it never saw."""
+    about = {"where": job.data, "fingerprint": source_of(job).fingerprint(), "skipped": bad, "split": split.how}
+    if not any(source.splits.get(name) for name in ("val", "test")):
+        about["held_out"] = [item.key for item in split.held_out]
+    return about
+
+
+def _about_teachers(task: Classify) -> list[Any]:
+    """What a run remembers of its teachers, as JSON gives it back."""
+    identities = [one.identity for one, _ in task.teachers.teachers] if isinstance(task, Distill) else []
+    return list(json.loads(json.dumps(identities)))
+
+
+def _base_of(start: Start) -> Network:
+    return load(start.weights, **start.hints)
+
+
+def check_free(place: str | PathLike[str]) -> None:
+    """Refuse before hours of reading what would be refused after them."""
+    if not os.fspath(place):
+        raise PatchloomError("--out is the name of a folder for the run.")
+    out = Path(place)
+    if (out / "recipe.yaml").exists() or (out / "checkpoints").exists():
+        raise PatchloomError(
+            f"{out} holds a run already: `patchloom resume {out}` goes on with it, or give another folder for this run."
+        )
+    existing = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        raise PatchloomError(f"{out} cannot be written: {existing} is no folder that this user may write to.")
+
+
+def _go_on(run: Run, job: Job, task: Classify, loop: Loop) -> Run:
+    """From the last checkpoint, where there is one, to the report."""
+    processes = loop.processes
+    with run.locked() if processes.first else nullcontext():
+        _restore(run, loop)
+        if processes.first:
+            run.renew()
+            run.mirrors = open_mirrors(run.folder, run.settings, loop.counters.step)
+        processes.wait()
+        try:
+            loop.fit()
+        finally:
+            for mirror in run.mirrors:
+                mirror.close()
+        _finish(run, job, task, loop)
+    return run
+
+
+def _restore(run: Run, loop: Loop) -> None:
+    """The first process looks for the last whole checkpoint; all take that one."""
+    processes = loop.processes
+    path, problem = processes.gather(_newest(run, loop.console) if processes.first else None)[0]
+    if problem is not None:
+        raise PatchloomError(problem)
+    if path is not None:
+        if not path.exists():
+            raise PatchloomError(f"Process {processes.rank} does not see {path}: is the folder shared by all of them?")
+        try:
+            loop.restore(read_checkpoint(path, loop.empty))
+        except (RuntimeError, KeyError) as error:
+            raise PatchloomError(f"The checkpoint of {run.folder} does not fit its recipe.yaml: {error}.") from error
+        loop.console.say(f"Resuming {run.folder} at step {loop.counters.step} of {loop.total}.")
+    elif (run.folder / "log.jsonl").exists():
+        loop.console.say(f"{run.folder} has no checkpoint: the run begins at its start.")
+
+
+def _newest(run: Run, console: Console) -> tuple[Path | None, str | None]:
+    """The last whole checkpoint, or what is wrong."""
+    try:
+        return run.checkpoints.newest(console.say), None
+    except PatchloomError as error:
+        return None, str(error)
+
+
+def _finish(run: Run, job: Job, task: Classify, loop: Loop) -> None:
+    """The export and the report."""
+    trained = loop.average.model if loop.average is not None else loop.network
+    scores, whole = task.scores(trained), whole_tensors(trained)
+    if not loop.processes.first:
+        return
+    network = build(trained.config)
+    network.load_state_dict(whole)
+    network.class_names, network.preprocessing = trained.class_names, trained.preprocessing
+    about = {
+        "step": loop.counters.step,
+        "weights": "averaged" if loop.average is not None else "raw",
+        "held_out": {key: value for key, value in scores.summary().items() if key != "per_class"},
+        "best": loop.counters.best,
+    }
+    export_network(run.folder / "export", network, about)
+    if job.start is not None and job.start.delta:
+        save_delta(network, run.folder / "export" / "delta.safetensors", _base_of(job.start), job.start.weights)
+    write_report(run, task.source, task.split.held_out, scores, network)
+    loop.console.say(f"The report is {run.folder / 'report.html'}, the weights are in {run.folder / 'export'}.")
+
+
+def export_network(folder: Path, network: Network, about: Mapping[str, Any]) -> None:
+    """model.safetensors, which says all itself, and model.json for those who read no safetensors."""
+    save(network, folder / "model.safetensors")
+    told = {
+        "config": network.config.to_json(),
+        "class_names": network.class_names,
+        "preprocessing": network.preprocessing.to_json(),
+        **about,
+    }
+    write_text(folder / "model.json", json.dumps(told, indent=1) + "\n")

@@ -1,0 +1,115 @@
+"""How far models agree: with the truth, with one another, and their two tokens through the layers (thesis 3.4.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from patchloom.data.images import resize_and_crop
+from patchloom.data.mixing import normalise
+from patchloom.errors import PatchloomError
+from patchloom.tasks.distill import token_cosines
+from patchloom.tasks.evaluate import held_out_by, open_items, open_model, relabel
+from patchloom.training.console import Console
+from patchloom.training.evaluation import head_answer, score
+
+TRUTH = "ground truth"
+_LABEL = 24  # characters of a name beside the picture; paths are longer
+_TOKEN_IMAGES = 64  # of which the cosines are averaged
+
+
+def disagreement(
+    models: Sequence[str | PathLike[str]],
+    data: str | PathLike[str],
+    *,
+    labels: str | None = None,
+    split: str | None = None,
+    batch: int = 128,
+    console: Console | None = None,
+) -> dict[str, Any]:
+    """The share of images on which two deciders differ: the truth, every model, and of a distilled one both heads.
+
+    Returns names, rates (a symmetric table, names by names) and cosines (of distilled models: class and distillation
+    token before the first block, then after each).
+    """
+    if not models:
+        raise PatchloomError("Disagreement needs at least one model.")
+    kept = [keys for keys in (held_out_by(model, data) for model in models) if keys is not None]
+    common = set.intersection(*kept) if kept else None
+    source, items = open_items(data, labels, split, common, console=console)
+    names, decisions = [TRUTH], []
+    cosines: dict[str, list[float]] = {}
+    for model in models:
+        network, label = open_model(model), str(model)
+        placed = relabel(items, source, network, {})
+        theirs = network.class_names or source.class_names
+        answers: dict[str, Any] = {label: None}
+        if network.head_distill is not None:
+            answers |= {f"{label} ({head})": head_answer(network, head) for head in ("class", "distill")}
+            cosines[label] = _cosines(network, source, items)
+        for name, answer in answers.items():
+            said = score(network, source, placed, network.preprocessing, batch=batch, answer=answer)
+            names.append(name)
+            decisions.append(np.asarray([theirs[i] for i in said.predicted]))
+    decisions.insert(0, np.asarray([source.class_names[item.label] for item in items]))
+    rates = np.zeros((len(names), len(names)))
+    for i, j in combinations(range(len(names)), 2):
+        rates[i, j] = rates[j, i] = float((decisions[i] != decisions[j]).mean())
+    return {"names": names, "rates": rates.tolist(), "count": len(items), "cosines": cosines}
+
+
+def _cosines(network: Any, source: Any, items: Sequence[Any]) -> list[float]:
+    how = network.preprocessing
+    spread = items[:: max(1, len(items) // _TOKEN_IMAGES)][:_TOKEN_IMAGES]  # of all classes
+    pictures = [np.asarray(resize_and_crop(source.read(item), how)) for item in spread]
+    device = next(network.parameters()).device
+    return token_cosines(network, normalise(torch.from_numpy(np.stack(pictures)).to(device), how.mean, how.std))
+
+
+def disagreement_text(result: dict[str, Any]) -> str:
+    """The table for people, in percent."""
+    names = [f"{i} {name}" for i, name in enumerate(result["names"])]
+    width = max(map(len, names))
+    lines = [" " * width + "".join(f"{i:>8}" for i in range(len(names)))]
+    for name, row in zip(names, result["rates"], strict=True):
+        lines.append(f"{name:{width}}" + "".join(f"{rate:8.2%}" for rate in row))
+    for name, values in result["cosines"].items():
+        lines.append(f"cosine of the two tokens of {name}: " + " ".join(f"{value:.2f}" for value in values))
+    return "\n".join(lines)
+
+
+def draw_disagreement(result: dict[str, Any], path: Path) -> None:
+    """The table as a picture, and the cosines through the layers beside it."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise PatchloomError("Figures need matplotlib: pip install matplotlib.") from error
+    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise PatchloomError(f"A figure is a .png, .svg or .pdf file, not {path.name!r}.")
+    names, rates, cosines = result["names"], np.asarray(result["rates"]), result["cosines"]
+    figure = Figure(figsize=(5 + 4 * bool(cosines), 4), layout="constrained")
+    panels = figure.subplots(1, 1 + bool(cosines), squeeze=False)
+    table = panels[0][0]
+    table.imshow(rates, cmap="cividis", vmin=0)
+    labels = [name if len(name) <= _LABEL else f"...{name[-_LABEL:]}" for name in names]
+    table.set_xticks(range(len(names)), labels, rotation=40, ha="right")
+    table.set_yticks(range(len(names)), labels)
+    for i, j in np.ndindex(*rates.shape):
+        bright = rates[i, j] > rates.max() / 2
+        table.text(j, i, f"{rates[i, j]:.1%}", ha="center", va="center", color="black" if bright else "white")
+    table.set_title(f"different decisions, {result['count']} images")
+    if cosines:
+        for name, values in cosines.items():
+            panels[0][1].plot(values, marker="o", label=name[-_LABEL:])
+        panels[0][1].set(xlabel="after block", ylabel="cosine of class and distillation token", ylim=(-0.1, 1.02))
+        panels[0][1].legend()
+    try:
+        figure.savefig(path, dpi=120)
+    except OSError as error:
+        raise PatchloomError(f"{path} cannot be written: {error}.") from error

@@ -1,0 +1,128 @@
+"""What a job needs before the loop can begin: readable images, and a network."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from patchloom.data.randomness import seed_of
+from patchloom.data.scan import find_unreadable
+from patchloom.data.sources import Source, Split, open_source, split_source
+from patchloom.errors import PatchloomError
+from patchloom.models.network import Network
+from patchloom.models.registry import build
+from patchloom.tasks.classify import Classify
+from patchloom.tasks.distill import Distill
+from patchloom.tasks.job import Job
+from patchloom.tasks.start import fill_from, freeze
+from patchloom.tasks.teachers import TeacherCache, Teachers, open_teacher
+from patchloom.training.console import Console
+from patchloom.training.loop import check_batch
+from patchloom.training.processes import Processes
+
+# fields of a recipe that change nothing in the images of a step
+_NOT_OF_IMAGES = {
+    *("name", "summary", "sources", "epochs", "workers", "checkpoint_every", "optimizer", "betas", "eps", "momentum"),
+    *("nesterov", "weight_decay", "no_decay", "clip_grad", "lr", "head_lr", "lr_scaling", "schedule", "schedule_by"),
+    *("schedule_published", "warmup_epochs", "warmup_lr", "min_lr", "decay_epochs", "loss", "label_smoothing"),
+    *("bce_threshold", "drop_path", "layerscale", "ema", "ema_warmup", "test_crop_ratio", "precision", "compile"),
+    "gradient_checkpointing",
+}
+
+
+def source_of(job: Job) -> Source:
+    """The images of a job, with the classes in the order of the heads that it starts with."""
+    source = open_source(job.data, job.labels)
+    names = job.start.class_names if job.start else None
+    return source.in_order(names) if names else source
+
+
+def open_data(
+    job: Job, console: Console, processes: Processes, strict: bool = False
+) -> tuple[Source, Split, dict[str, str]]:
+    """The source of a job without its unreadable files, split, and those files with the reasons."""
+    source = source_of(job)
+    mine = source.items()[processes.rank :: processes.count]
+    found = find_unreadable(source, mine, lambda done, of: console.progress(f"reading images: {done} of {of}"))
+    bad = {key: reason for part in processes.gather(found) for key, reason in part.items()}
+    if bad:
+        report_skipped(bad, console, strict)
+    usable = source.without(bad)
+    for name, items in source.splits.items():
+        if items and not usable.splits[name]:
+            raise PatchloomError(f"No image of {job.data} in its split {name!r} can be read.")
+    split = split_source(usable)
+    for note in getattr(source, "notes", ()):
+        console.say(note)
+    console.say(
+        f"{job.data}: {len(split.train)} training images, {len(split.held_out)} held out, "
+        f"{len(source.class_names)} classes. {split.how}"
+    )
+    return usable, split, bad
+
+
+def report_skipped(bad: Mapping[str, str], console: Console, strict: bool) -> None:
+    listed = "\n".join(f"  {key}: {reason}" for key, reason in bad.items())
+    if strict:
+        raise PatchloomError(f"{len(bad)} files are unreadable:\n{listed}")
+    console.say(f"{len(bad)} unreadable files are skipped:\n{listed}")
+
+
+def make_task(
+    job: Job, source: Source, split: Split, processes: Processes, console: Console, begin: bool = True
+) -> Classify:
+    """The task with its network, the same in every process. `begin`: with the weights that the job starts from;
+    otherwise they come from a checkpoint."""
+    recipe = job.recipe
+    if len(split.train) < recipe.batch_size:
+        console.say(
+            f"All {len(split.train)} training images are one batch: fewer than batch_size={recipe.batch_size}. The "
+            f"learning rate stays {recipe.lr:.3g}."
+        )
+    check_batch(recipe, len(split.train), processes.count)
+    network = _network(job, source, console, begin)
+    if network.config.head == "mlp" and min(recipe.batch_size, len(split.train)) < 2 * processes.count:
+        raise PatchloomError("The MLP head normalises over a batch: batch_size is at least 2 a process.")
+    if job.teaching is None:
+        return Classify(network, source, split, recipe, processes)
+    task = Distill(network, source, split, recipe, processes)
+    task.teaching, task.teachers = job.teaching, _teachers(job, task, console)
+    return task
+
+
+def _network(job: Job, source: Source, console: Console, begin: bool) -> Network:
+    recipe, start = job.recipe, job.start
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed_of(recipe.seed, "start"))
+        network = build(job.network_config(len(source.class_names)))
+    if start is not None:
+        if begin:
+            console.say(str(fill_from(network, start)))
+        freeze(network, start.tune)
+        network.preprocessing = dataclasses.replace(start.preprocessing, img_size=network.config.img_size)
+    network.class_names = source.class_names
+    network.preprocessing = dataclasses.replace(
+        network.preprocessing, crop_ratio=recipe.test_crop_ratio, interpolation=recipe.interpolation
+    )
+    return network
+
+
+def _teachers(job: Job, task: Classify, console: Console) -> Teachers:
+    teaching, recipe, how = job.teaching, job.recipe, task.network.preprocessing
+    assert teaching is not None
+    teachers = [open_teacher(name, task.processes.device, teaching.hints) for name in teaching.teachers]
+    cache = None
+    if teaching.cache is not None:
+        images = recipe.epochs * task.steps_per_epoch * task.images_per_step
+        size = images * len(task.source.class_names) * 4
+        console.say(f"What the teachers say is kept in {teaching.cache}: {size / 1e6:.1f} MB for {images} images.")
+        draws = {name: value for name, value in recipe.to_json().items() if name not in _NOT_OF_IMAGES}
+        key = [
+            task.source.fingerprint(), task.source.class_names, draws, how.img_size, how.mean, how.std,
+            task.processes.count, [teacher.identity for teacher in teachers],
+        ]  # fmt: skip
+        cache = TeacherCache(Path(teaching.cache), key)
+    return Teachers(teachers, task.source.class_names, cache)

@@ -1,0 +1,116 @@
+"""Train low, finish high: a run at a low resolution, then a short fine-tuning at a higher one (FixRes; thesis 6.3.1).
+
+RUN/stages.json says what was asked for, RUN/low is the first run, RUN itself the second.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from patchloom.data.sources import open_source
+from patchloom.errors import PatchloomError
+from patchloom.recipes.registry import find_recipe, finetuning_recipe
+from patchloom.tasks import carry_out as single
+from patchloom.tasks.job import Job, plan_job
+from patchloom.tasks.train import plan_finetune
+from patchloom.training.console import Console
+from patchloom.training.processes import join_processes
+from patchloom.training.run import Run, write_text
+
+_FILE = "stages.json"
+_LOW = "low"
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The second stage: a higher resolution, and what it changes of its recipe, by default the family's own."""
+
+    resolution: int
+    changes: dict[str, Any] = field(default_factory=dict)
+    recipe: str | None = None
+
+    def plan(self, low: Job) -> Job:
+        """The second stage as it will be, before its weights are there: it refuses what cannot be."""
+        images = len(open_source(low.data, low.labels).items())
+        config = low.network_config(low.config.num_classes)
+        recipe = find_recipe(self.recipe or finetuning_recipe(config.family, True, images), config)
+        fitting = recipe.replace(layerscale=None)  # the weights of the first stage have their scales
+        job = plan_job(low.data, config, fitting, self._settings(low), {}, low.labels)
+        return dataclasses.replace(job, notes=())
+
+    def job(self, low: Job, weights: Path) -> Job:
+        """The second stage, from the weights of the first."""
+        return plan_finetune(weights, low.data, self.recipe, self._settings(low), {}, labels=low.labels)
+
+    def _settings(self, low: Job) -> dict[str, Any]:
+        kept = {name: getattr(low.recipe, name) for name in ("seed", "workers", "checkpoint_every", "shard")}
+        return {**kept, **self.changes, "resolution": self.resolution}
+
+
+def carry_out(
+    low: Job,
+    finish: Finish,
+    out: str | PathLike[str],
+    *,
+    strict: bool = False,
+    log: str | None = None,
+    console: Console | None = None,
+) -> Run:
+    """Both stages, one after the other."""
+    folder = Path(out)
+    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) and (folder / _FILE).exists():
+        return resume(folder, console)  # torchrun starts the same command again after a process was lost
+    single.check_free(out)
+    if (folder / _FILE).exists():
+        raise PatchloomError(f"{folder} holds a run already: `patchloom resume {folder}` goes on with it.")
+    finish.plan(low)
+    if join_processes().first:
+        asked = {"low": low.settings(), "finish": asdict(finish), "strict": strict, "log": log}
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_text(folder / _FILE, json.dumps(asked, indent=1) + "\n")
+        except OSError as error:
+            raise PatchloomError(f"{folder} cannot be written: {error}.") from error
+    join_processes().wait()
+    try:
+        return resume(folder, console)
+    except PatchloomError:
+        if not (folder / _LOW / "recipe.yaml").exists():  # refused before it began: the folder stays free
+            (folder / _FILE).unlink(missing_ok=True)
+        raise
+
+
+def resume(folder: str | PathLike[str], console: Console | None = None, more_epochs: int = 0) -> Run:
+    """Go on with a run, of one stage or of two; `more_epochs` are added to the last stage."""
+    place, console = Path(folder), console or Console()
+    if not (place / _FILE).exists():
+        return single.resume(place, console, more_epochs)
+    if (place / "recipe.yaml").exists():
+        return single.resume(place, console, more_epochs)
+    if more_epochs:
+        raise PatchloomError(f"{place} is in its first stage: `patchloom resume {place}` first.")
+    low, finish, options = _read(place / _FILE)
+    options["console"] = console
+    console.say(f"Stage 1 of 2, in {place / _LOW}.")
+    if not (place / _LOW / "recipe.yaml").exists():
+        single.carry_out(low, place / _LOW, **options)
+    elif not (place / _LOW / "report.html").exists():
+        single.resume(place / _LOW, console)
+    console.say(f"Stage 2 of 2, at {finish.resolution} pixels.")
+    return single.carry_out(finish.job(low, place / _LOW), place, **options)
+
+
+def _read(path: Path) -> tuple[Job, Finish, dict[str, Any]]:
+    """Both stages, and the options of their runs."""
+    try:
+        asked = json.loads(path.read_text())
+        options = {key: asked[key] for key in ("strict", "log")}
+        return Job.from_settings(asked["low"]), Finish(**asked["finish"]), options
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise PatchloomError(f"{path} is damaged: {error!r}.") from error

@@ -1,0 +1,228 @@
+"""Teachers: any network that says something of images, in its own normalisation and resolution."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from patchloom.compat import import_timm
+from patchloom.errors import PatchloomError
+from patchloom.models.preprocessing import Preprocessing
+from patchloom.weights.files import digest, read
+from patchloom.weights.load import load
+from patchloom.weights.shards import sync
+
+TIMM = "timm:"
+
+
+@dataclass
+class Teacher:
+    """A network in eval mode: (B, 3, height, width) in its own normalisation -> logits (B, classes)."""
+
+    label: str
+    network: Callable[[Tensor], Tensor]
+    how: Preprocessing
+    class_names: tuple[str, ...] | None
+    num_classes: int
+    digest: str
+
+    def __post_init__(self) -> None:
+        if self.class_names is not None and len(self.class_names) != self.num_classes:
+            raise PatchloomError(
+                f"The teacher {self.label} has {self.num_classes} outputs, and names of {len(self.class_names)}."
+            )
+
+    @property
+    def identity(self) -> list[Any]:
+        """All that decides what it says of an image."""
+        return [self.digest, self.how.to_json(), self.class_names]
+
+    @torch.no_grad()
+    def look(self, x: Tensor, how: Preprocessing) -> Tensor:
+        """Logits for images that are normalised in another way and of another size."""
+        mean, std, mean_own, std_own = (
+            torch.tensor(values, device=x.device, dtype=x.dtype)[:, None, None]
+            for values in (how.mean, how.std, self.how.mean, self.how.std)
+        )
+        seen = (x * std + mean - mean_own) / std_own
+        if seen.shape[-2:] != self.how.img_size:
+            seen = F.interpolate(seen, self.how.img_size, mode="bicubic", antialias=True)
+        return self.network(seen).float()
+
+
+class Teachers:
+    """One teacher, or several whose probabilities are averaged; logits in the order of `class_names`."""
+
+    def __init__(self, teachers: Sequence[Teacher], class_names: Sequence[str], cache: TeacherCache | None) -> None:
+        self.teachers = [(teacher, match_classes(teacher, class_names)) for teacher in teachers]
+        self.cache = cache
+
+    def __call__(self, x: Tensor, how: Preprocessing, step: int, rank: int) -> Tensor:
+        """(B, classes). The same for the same step, so that a cache may answer."""
+        classes = len(self.teachers[0][1])
+        if self.cache is not None and (known := self.cache.read(step, rank, (len(x), classes))) is not None:
+            return known.to(x.device)
+        said = [teacher.look(x, how)[:, order.to(x.device)] for teacher, order in self.teachers]
+        answer = said[0]
+        if len(said) > 1:
+            answer = torch.stack([one.log_softmax(dim=-1) for one in said]).logsumexp(dim=0) - math.log(len(said))
+        if self.cache is not None:
+            self.cache.write(step, rank, answer)
+        return answer
+
+
+class TeacherCache:
+    """What teachers said, one file a step and process: with the key, a step decides images, augmentation draws and
+    mixing."""
+
+    def __init__(self, folder: Path, key: Any) -> None:
+        name = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:20]
+        self.folder = folder / name
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise PatchloomError(f"--cache {folder} cannot be written: {error}.") from error
+
+    def read(self, step: int, rank: int, shape: tuple[int, int]) -> Tensor | None:
+        try:
+            with open(self._path(step, rank), "rb") as file:
+                said = np.lib.format.read_array(file, allow_pickle=False)
+        except (OSError, ValueError):  # not there, or damaged
+            return None
+        fits = said.shape == shape and said.dtype == np.float32 and np.isfinite(said).all()
+        return torch.from_numpy(said) if fits else None
+
+    def write(self, step: int, rank: int, said: Tensor) -> None:
+        path = self._path(step, rank)
+        aside = path.with_suffix(f".{os.getpid()}.tmp")
+        try:
+            with open(aside, "wb") as file:
+                np.lib.format.write_array(file, said.float().cpu().numpy())
+            sync(aside)
+            aside.rename(path)
+        except OSError as error:
+            raise PatchloomError(f"--cache {self.folder} cannot be written: {error}.") from error
+
+    def _path(self, step: int, rank: int) -> Path:
+        return self.folder / f"{step:08d}-{rank}.npy"
+
+
+def match_classes(teacher: Teacher, class_names: Sequence[str]) -> Tensor:
+    """For each class of the data, its place in the teacher's answer."""
+    if teacher.class_names is None:
+        if teacher.num_classes != len(class_names):
+            raise PatchloomError(
+                f"The teacher {teacher.label} has {teacher.num_classes} classes without names, the data has "
+                f"{len(class_names)} classes."
+            )
+        return torch.arange(len(class_names))
+    place = {name: i for i, name in enumerate(teacher.class_names)}
+    unknown = [name for name in class_names if name not in place]
+    if unknown:
+        raise PatchloomError(
+            f"The teacher {teacher.label} does not know these classes of the data: {', '.join(unknown[:10])}. "
+            f"It knows {', '.join(teacher.class_names[:10])}{' ...' if len(place) > 10 else ''}."
+        )
+    return torch.tensor([place[name] for name in class_names])
+
+
+def open_teacher(source: str, device: torch.device, hints: Mapping[str, Any] | None = None) -> Teacher:
+    """A run folder, anything that `load` takes, timm:NAME (from the hub) or timm:NAME:FILE, or an .onnx file.
+    `hints`: mean and std of its normalisation and, for `load`, what a bare file does not say (heads=3)."""
+    hints = dict(hints or {})
+    colours = {name: hints.pop(name) for name in ("mean", "std") if name in hints}
+    if source.startswith(TIMM):
+        teacher = _timm_teacher(source, device)
+    elif source.endswith(".onnx"):
+        teacher = _onnx_teacher(Path(source))
+    else:
+        network = load(source, **hints).to(device).eval()
+        count, names = network.config.num_classes, network.class_names
+        teacher = Teacher(source, network, network.preprocessing, names, count, _digest(network.state_dict()))
+    teacher.how = dataclasses.replace(teacher.how, **colours)
+    return teacher
+
+
+def _timm_teacher(source: str, device: torch.device) -> Teacher:
+    timm = import_timm()
+    name, _, file = source.removeprefix(TIMM).partition(":")
+    if not timm.is_model(name):
+        raise PatchloomError(f"timm has no model {name!r}.")
+    tensors = read(Path(file)).tensors if file else None
+    try:
+        if tensors is None:
+            network = timm.create_model(name, pretrained=True)
+        else:
+            network = timm.create_model(name, **_classes_of(tensors, timm.get_pretrained_cfg(name)))
+            network.load_state_dict(tensors)
+    except Exception as error:  # whatever the hub, or a file that does not fit, makes timm raise
+        hint = "" if file else f" A file of weights is given as {TIMM}{name}:FILE."
+        raise PatchloomError(f"The teacher {source} cannot be had: {type(error).__name__}: {error}.{hint}") from error
+    network = network.to(device).eval()
+    about = timm.data.resolve_data_config({}, model=network)
+    how = Preprocessing(
+        tuple(about["input_size"][1:]), tuple(about["mean"]), tuple(about["std"]), about["crop_pct"], "bicubic"
+    )
+    names = _imagenet_names(timm) if network.num_classes == 1000 else None
+    return Teacher(source, network, how, names, network.num_classes, _digest(network.state_dict()))
+
+
+def _classes_of(tensors: Mapping[str, Tensor], published: Any) -> dict[str, int]:
+    """How many classes a file of timm's layout has, where its head is found."""
+    head = published.classifier if isinstance(published.classifier, str) else published.classifier[0]
+    weight = tensors.get(f"{head}.weight")
+    return {} if weight is None else {"num_classes": len(weight)}
+
+
+def _imagenet_names(timm: Any) -> tuple[str, ...]:
+    """The folder names of ImageNet's classes, in the order of the logits."""
+    info = timm.data.ImageNetInfo("imagenet-1k")
+    return tuple(info.index_to_label_name(i) for i in range(1000))
+
+
+def _onnx_teacher(path: Path) -> Teacher:
+    """An ONNX file with one input (B, 3, height, width); FILE.json beside it may give class_names and preprocessing."""
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise PatchloomError("A teacher in an ONNX file needs onnxruntime: pip install 'patchloom[onnx]'.") from error
+    try:
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        given = session.get_inputs()[0]
+        size = tuple(side if isinstance(side, int) else 224 for side in given.shape[2:])
+        told = path.with_suffix(".json")
+        about = json.loads(told.read_text()) if told.exists() else {}
+        how = Preprocessing.from_json({"img_size": size, **about.get("preprocessing", {})})
+        names = tuple(about["class_names"]) if about.get("class_names") else None
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+    except Exception as error:  # whatever a file that is no network makes the library raise
+        raise PatchloomError(f"The teacher {path} cannot be read: {error}.") from error
+
+    def run(x: Tensor) -> Tensor:
+        (logits, *_) = session.run(None, {given.name: x.cpu().float().numpy()})
+        return torch.from_numpy(logits).to(x.device)
+
+    try:
+        count = run(torch.zeros(2, 3, *how.img_size)).shape[-1]
+    except Exception as error:  # whatever the library raises where the graph is made for another shape
+        raise PatchloomError(
+            f"The teacher {path} does not take several images of {how.img_size} pixels: export it with a batch of any "
+            f"size. {str(error).splitlines()[0]}"
+        ) from error
+    return Teacher(str(path), run, how, names, count, content)
+
+
+def _digest(tensors: dict[str, Tensor]) -> str:
+    return digest("", {name: tensor.cpu() for name, tensor in tensors.items()})

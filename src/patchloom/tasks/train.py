@@ -1,0 +1,147 @@
+"""Entry points that train: each resolves a job, and `carry_out` does it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from os import PathLike
+from typing import Any
+
+from patchloom.data.sources import open_source
+from patchloom.errors import PatchloomError
+from patchloom.recipes.recipe import Recipe
+from patchloom.recipes.registry import finetuning_recipe
+from patchloom.tasks.carry_out import carry_out
+from patchloom.tasks.job import How, Job, Teaching, plan_job, teacher_place
+from patchloom.tasks.start import open_start
+from patchloom.training.console import Console
+from patchloom.training.run import Run
+
+Place = str | PathLike[str]
+_OF_THE_RUN = ("head", "drop_path", "drop_path_decay")  # options of the network that its weights do not decide
+
+
+def train(
+    data: Place,
+    *,
+    model: str,
+    recipe: str | Recipe,
+    out: Place,
+    labels: str | None = None,
+    model_options: Mapping[str, Any] | None = None,
+    strict: bool = False,
+    log: str | None = None,
+    console: Console | None = None,
+    **changes: Any,
+) -> Run:
+    """Train a model on labelled images, to a run folder with checkpoints, log, export and report.
+
+    data            class folders, a CSV manifest, "digits", ... (docs/data.md)
+    recipe          a recipe's name, such as "cait@small", or a Recipe
+    log             "wandb" for a copy of the log there; TensorBoard has one where it is installed
+    out             the run folder; one that holds a run is refused
+    model_options   fields of the model's config; further keywords are fields of the recipe (epochs=10)
+    """
+    job = plan_job(data, model, recipe, changes, model_options or {}, labels)
+    return carry_out(job, out, strict=strict, log=log, console=console)
+
+
+def distill(
+    teacher: Place | Iterable[Place],
+    data: Place,
+    *,
+    model: str,
+    recipe: str | Recipe,
+    out: Place,
+    how: How = "token",
+    labels: str | None = None,
+    model_options: Mapping[str, Any] | None = None,
+    strict: bool = False,
+    log: str | None = None,
+    console: Console | None = None,
+    teaching: Mapping[str, Any] | None = None,
+    **changes: Any,
+) -> Run:
+    """Train a model on labels and on what a teacher says of the same augmented, mixed images (thesis 3.3).
+
+    teacher    a run folder, weights that `load` takes, "timm:NAME[:FILE]", an .onnx file, or several of them
+    how        "hard" (Eq. 3.3), "soft" (Eq. 3.2), or "token": hard, on the output of a distillation token
+    teaching   further fields of `patchloom.tasks.job.Teaching`: weight, tau, kl, cache, hints
+    The others are those of `train`.
+    """
+    taught = make_teaching(teacher, how, **(teaching or {}))
+    job = plan_job(data, model, recipe, changes, model_options or {}, labels, teaching=taught)
+    return carry_out(job, out, strict=strict, log=log, console=console)
+
+
+def finetune(
+    weights: Place,
+    data: Place,
+    *,
+    out: Place,
+    recipe: str | Recipe | None = None,
+    tune: str = "all",
+    delta: bool = False,
+    mean: tuple[float, ...] | None = None,
+    std: tuple[float, ...] | None = None,
+    teaching: Teaching | None = None,
+    labels: str | None = None,
+    model_options: Mapping[str, Any] | None = None,
+    strict: bool = False,
+    log: str | None = None,
+    console: Console | None = None,
+    **changes: Any,
+) -> Run:
+    """Go on from trained weights: at another resolution, on other classes, with all or some of the parameters.
+
+    weights         whatever `load` takes
+    recipe          by default the one of the family's paper where the classes stay, "new_classes" where they do not
+    tune            "all", "attention", "ffn" (both with heads and positions) or "head"
+    delta           also export only what changed, for `load(delta, base=...)`
+    mean, std       the normalisation that the weights were trained with, where their file does not say
+    teaching        `make_teaching(...)`, to distil meanwhile
+    model_options   head="mlp" for Grafit's head; what a bare file of weights does not say (heads=3)
+    The others are those of `train`; resolution=384 is another image size.
+    """
+    job = plan_finetune(
+        weights, data, recipe, changes, model_options or {},
+        tune=tune, delta=delta, mean=mean, std=std, teaching=teaching, labels=labels,
+    )  # fmt: skip
+    return carry_out(job, out, strict=strict, log=log, console=console)
+
+
+def make_teaching(teacher: Place | Iterable[Place], how: str, **fields: Any) -> Teaching:
+    several = [teacher] if isinstance(teacher, str | PathLike) else list(teacher)
+    return Teaching(tuple(teacher_place(one) for one in several), how, **fields)  # type: ignore[arg-type]
+
+
+def plan_finetune(
+    weights: Place,
+    data: Place,
+    recipe: str | Recipe | None,
+    changes: Mapping[str, Any],
+    options: Mapping[str, Any],
+    *,
+    tune: str = "all",
+    delta: bool = False,
+    mean: tuple[float, ...] | None = None,
+    std: tuple[float, ...] | None = None,
+    teaching: Teaching | None = None,
+    labels: str | None = None,
+) -> Job:
+    """The job of a fine-tuning: nothing is written, but the weights and the list of images are read."""
+    source = open_source(data, labels)
+    own = {name: value for name, value in options.items() if name in _OF_THE_RUN}
+    hints = {name: value for name, value in options.items() if name not in _OF_THE_RUN}
+    network, start, notes = open_start(weights, source, hints, tune, delta, mean, std)
+    if teaching and teaching.how == "token" and not getattr(network.config, "distilled", False):
+        raise PatchloomError(
+            f"{weights} has no distillation token: --how hard and --how soft teach a network without one."
+        )
+    if own.get("head", network.config.head) != network.config.head:
+        start = dataclasses.replace(start, class_names=None)  # a head of another kind starts afresh too
+    chosen = recipe or finetuning_recipe(network.config.family, start.class_names is not None, len(source.items()))
+    if recipe is None:
+        notes.append(f"The recipe is {chosen}; --recipe takes another.")
+    job = plan_job(data, network.config, chosen, changes, own, labels, start, teaching)
+    return dataclasses.replace(job, notes=(*notes, *job.notes))

@@ -1,0 +1,82 @@
+"""Disagreement and probes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.linear_model import LogisticRegression
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+import patchloom
+from patchloom import PatchloomError
+from patchloom.tasks.compare import disagreement, disagreement_text, draw_disagreement
+from patchloom.tasks.probe import _knn, _linear, probe
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("models")
+    paths = []
+    for i, options in enumerate(({"distilled": True}, {})):
+        torch.manual_seed(i)
+        model = patchloom.create_model("deit_nano", num_classes=10, img_size=16, depth=1, **options)
+        model.class_names = tuple("0123456789") if i else tuple("9876543210")
+        paths.append(folder / f"{i}.safetensors")
+        patchloom.save(model, paths[-1])
+    return paths
+
+
+def test_disagreement_with_the_truth_is_the_error_and_the_table_is_symmetric(
+    models: list[Path], tmp_path: Path
+) -> None:
+    got = disagreement(models, "digits")
+    rates = np.asarray(got["rates"])
+    assert got["names"][0] == "ground truth"
+    assert len(got["names"]) == 5  # the truth, the distilled one and its two heads, the other
+    assert (rates == rates.T).all()
+    assert (np.diag(rates) == 0).all()
+    for row, options in ((1, {}), (2, {"head": "class"}), (3, {"head": "distill"})):
+        assert rates[0, row] == pytest.approx(1 - patchloom.evaluate(models[0], "digits", **options)["top1"])
+    assert rates[0, 4] == pytest.approx(1 - patchloom.evaluate(models[1], "digits")["top1"])
+    assert len(got["cosines"][str(models[0])]) == 2
+    assert "ground truth" in disagreement_text(got)
+    long = {**got, "names": ["a/long/path/" * 20 + name for name in got["names"]]}
+    draw_disagreement(long, tmp_path / "d.png")
+    with Image.open(tmp_path / "d.png") as picture:
+        assert picture.width > 500
+
+
+def test_probes_are_those_of_scikit_learn() -> None:
+    generator = np.random.default_rng(0)
+    y = generator.integers(0, 4, 300)
+    x = (generator.normal(size=(300, 8)) + np.eye(4, 8)[y] * 2).astype(np.float32)
+    train, test = slice(0, 200), slice(200, 300)
+    linear = [
+        make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000, C=strength)).fit(x[train], y[train])
+        for strength in (0.01, 0.1, 1.0)
+    ]
+    got = _linear(x[train], y[train], x[test], 4)
+    assert min(abs(one.predict_proba(x[test]) - got).max() for one in linear) < 1e-4
+    neighbours = KNeighborsClassifier(10, metric="cosine", weights=lambda d: np.exp((1 - d) / 0.07))
+    want = neighbours.fit(x[train], y[train]).predict(x[test])
+    assert (_knn(x[train], y[train], x[test], 4).argmax(1) == want).mean() > 0.99
+
+
+@pytest.mark.parametrize("kind", ["linear", "knn"])
+def test_a_probe_beats_the_untrained_head(kind: str, models: list[Path]) -> None:
+    got = probe(models[1], "digits", kind)
+    assert (got["count"], got["trained_on"]) == (359, 1438)
+    assert got["top1"] > 0.4 > 2 * patchloom.evaluate(models[1], "digits")["top1"]
+
+
+def test_an_unknown_probe_is_refused(models: list[Path]) -> None:
+    with pytest.raises(PatchloomError, match="linear, knn"):
+        probe(models[1], "digits", "deep")
+    with pytest.raises(PatchloomError, match="would test it on them"):
+        probe(models[1], "digits", "knn", split="all")
