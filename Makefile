@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/installed
 
-.PHONY: install demo test test-slow check bench docs tables clean
+.PHONY: install demo browser test test-slow check bench docs tables clean
 
 install: $(STAMP)
 
@@ -23,10 +23,17 @@ demo: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/patchloom train digits --model cait_nano --recipe cait@small img_size=16 epochs=34 lr=2e-3 --out $(DEMO)
 	$(BIN)/python examples/classify_digit.py $(DEMO)
 
-test: $(STAMP)
-	$(BIN)/python -m pytest
+# the tests of the web page need a browser; where it can neither be found nor installed they are left out, and say so
+browser:
+	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && \
+	{ apt-get install -qq -y --no-install-recommends chromium >/dev/null 2>&1 || \
+	{ apt-get update -qq >/dev/null 2>&1 && apt-get install -qq -y --no-install-recommends chromium >/dev/null 2>&1; }; } || true
 
-test-slow: $(STAMP)
+# two processes of one thread each: on two cores nearly twice as fast as one after the other
+test: $(STAMP) browser
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+test-slow: $(STAMP) browser
 	$(BIN)/python -m pytest -m slow
 
 check: $(STAMP)

@@ -97,3 +97,11 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip(f"no real weights and photos at {SHARED}: this test did not run")
     return SHARED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What was left out for want of a browser is said in the last lines, not only by a letter among thousands."""
+    left_out = [r for r in terminalreporter.stats.get("skipped", []) if "browser tests did not run" in str(r.longrepr)]
+    if left_out:
+        reason = str(left_out[0].longrepr[-1]).removeprefix("Skipped: ")  # type: ignore[index]
+        terminalreporter.write_line(f"NOTE: {reason}; the web page is untested.", yellow=True)

@@ -12,18 +12,8 @@ import patchloom
 
 PUBLIC = [
     *("PatchloomError", "__version__", "capture_attention", "complexity", "create_model", "layerscale_value"),
-    *(
-        "distill",
-        "evaluate",
-        "finetune",
-        "list_models",
-        "load",
-        "parameter_roles",
-        "predict",
-        "save",
-        "train",
-        "uniform_drop_rate",
-    ),
+    *("distill", "evaluate", "explain", "finetune", "list_models", "load", "parameter_roles", "predict", "save"),
+    *("train", "uniform_drop_rate"),
 ]
 
 

@@ -17,6 +17,7 @@ _HOMES = {
     "create_model": "patchloom.models.registry",
     "distill": "patchloom.tasks.train",
     "evaluate": "patchloom.tasks.evaluate",
+    "explain": "patchloom.explaining.explanation",
     "finetune": "patchloom.tasks.train",
     "layerscale_value": "patchloom.layers.scales",
     "list_models": "patchloom.models.registry",
@@ -28,7 +29,7 @@ _HOMES = {
     "uniform_drop_rate": "patchloom.layers.scales",
 }
 __all__ = list(_HOMES)
-_ROOMS = ("compat", "data", "errors", "layers", "models", "recipes", "tasks", "training", "weights")
+_ROOMS = ("compat", "data", "errors", "explaining", "layers", "models", "recipes", "tasks", "training", "weights")
 
 
 def __getattr__(name: str) -> Any:
@@ -46,6 +47,7 @@ def __dir__() -> list[str]:
 
 if TYPE_CHECKING:
     from patchloom.errors import PatchloomError as PatchloomError
+    from patchloom.explaining.explanation import explain as explain
     from patchloom.layers.attention import capture_attention as capture_attention
     from patchloom.layers.scales import layerscale_value as layerscale_value
     from patchloom.layers.scales import uniform_drop_rate as uniform_drop_rate

@@ -33,12 +33,13 @@ def read_image(path: str | PathLike[str]) -> Image.Image:
     try:
         with Image.open(path) as image:
             check_proportions(image)
-            return _to_rgb(ImageOps.exif_transpose(image))
+            return to_rgb(ImageOps.exif_transpose(image))
     except (OSError, UnidentifiedImageError, Image.DecompressionBombError, ValueError, SyntaxError) as error:
         raise PatchloomError(f"{path} cannot be read as an image: {error}") from error
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Any image as RGB, 16 bits a pixel scaled down."""
     if image.mode.startswith("I"):  # 16 bits a pixel, which Pillow would cut off at 255 instead of scaling
         pixels = np.asarray(image)
         wide = image.mode != "I" or pixels.max() > 255

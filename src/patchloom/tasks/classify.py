@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from patchloom.data.loader import Order, Steps, TrainImages, train_batches
+from patchloom.data.loader import Order, Steps, TrainImages, test_batches, train_batches
 from patchloom.data.mixing import Mixing, erase, normalise, soft_targets
 from patchloom.data.sources import Source, Split
 from patchloom.data.transforms import Augment
@@ -18,7 +18,10 @@ from patchloom.recipes.recipe import Recipe
 from patchloom.training.evaluation import Scores, score
 from patchloom.training.loop import Batch
 from patchloom.training.losses import recipe_loss
+from patchloom.training.norms import branch_norms
 from patchloom.training.processes import Processes
+
+_NORM_IMAGES = 64  # of which branch norms are averaged
 
 
 class Classify:
@@ -59,8 +62,15 @@ class Classify:
         per_head = [recipe_loss(self.recipe, logits, targets) for logits in pair]
         return {"loss": torch.stack(per_head).mean(dim=0)}
 
-    def evaluate(self, network: Network, after_batch: Callable[[], None]) -> dict[str, float]:
-        return self.scores(network, after_batch).figures()
+    def evaluate(self, network: Network, after_batch: Callable[[], None]) -> dict[str, Any]:
+        figures: dict[str, Any] = self.scores(network, after_batch).figures()
+        return figures | {"branch_norms": self._branch_norms(network)} if self.recipe.log_norms else figures
+
+    def _branch_norms(self, network: Network) -> dict[str, float]:
+        """On the first held-out images, the same in every process."""
+        items, how = self.split.held_out[:_NORM_IMAGES], self.network.preprocessing
+        images, _ = next(iter(test_batches(self.source, range(len(items)), items, how, len(items), 0)))
+        return branch_norms(network, normalise(images.to(self.processes.device), how.mean, how.std))
 
     def scores(self, network: Network, after_batch: Callable[[], None] = lambda: None) -> Scores:
         """What the network says of the held-out images."""

@@ -89,7 +89,7 @@ def draw_disagreement(result: dict[str, Any], path: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise PatchloomError("Figures need matplotlib: pip install matplotlib.") from error
+        raise PatchloomError("Figures need matplotlib: pip install 'patchloom[figures]'.") from error
     if path.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise PatchloomError(f"A figure is a .png, .svg or .pdf file, not {path.name!r}.")
     names, rates, cosines = result["names"], np.asarray(result["rates"]), result["cosines"]

@@ -214,14 +214,15 @@ def predict(
         raise PatchloomError(f"At least one class is named, not {top}.")
     network = open_model(model, base=base)
     several = [images] if isinstance(images, str | PathLike) else list(images)
-    paths = [path for given in several for path in _expand(given)]
+    paths = [path for given in several for path in expand_images(given)]
     rows: list[dict[str, Any]] = []
     for i in range(0, len(paths), batch):
         rows += _predict_batch(network, paths[i : i + batch], top)
     return rows
 
 
-def _expand(given: str | PathLike[str]) -> list[Path]:
+def expand_images(given: str | PathLike[str]) -> list[Path]:
+    """The files that a file, a folder or a glob pattern stands for."""
     path = Path(given)
     try:
         path.exists()
@@ -256,23 +257,25 @@ def _predict_batch(network: Network, paths: list[Path], top: int) -> list[dict[s
             rows.append({"path": str(path), "error": str(error)})
     if pictures:
         good = [row for row in rows if "error" not in row]
-        for row, chances in zip(good, _probabilities(network, np.stack(pictures)), strict=True):
+        for row, chances in zip(good, probabilities(network, np.stack(pictures)), strict=True):
             if np.isfinite(chances).all():
-                row["predictions"] = _best(network, chances, top)
+                row["predictions"] = best_classes(network, chances, top)
             else:
                 row["error"] = f"{network.config.name} gives no numbers for it: its weights are damaged."
     return rows
 
 
 @torch.inference_mode()
-def _probabilities(network: Network, pictures: np.ndarray) -> np.ndarray:
+def probabilities(network: Network, pictures: np.ndarray) -> np.ndarray:
+    """Pictures (B, height, width, C) uint8, resized and cropped -> (B, classes)."""
     how, device = network.preprocessing, next(network.parameters()).device
     logits = network(normalise(torch.from_numpy(pictures).to(device), how.mean, how.std))
     assert isinstance(logits, torch.Tensor)
     return logits.float().softmax(dim=-1).cpu().numpy()
 
 
-def _best(network: Network, chances: np.ndarray, top: int) -> list[dict[str, Any]]:
+def best_classes(network: Network, chances: np.ndarray, top: int) -> list[dict[str, Any]]:
+    """The likeliest classes of one image, [{class, probability}]; classes without a name are numbered."""
     names = network.class_names or tuple(map(str, range(len(chances))))
     order = np.argsort(-chances, kind="stable")[:top]
     return [{"class": names[i], "probability": float(chances[i])} for i in order]

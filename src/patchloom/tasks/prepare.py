@@ -29,7 +29,7 @@ _NOT_OF_IMAGES = {
     *("nesterov", "weight_decay", "no_decay", "clip_grad", "lr", "head_lr", "lr_scaling", "schedule", "schedule_by"),
     *("schedule_published", "warmup_epochs", "warmup_lr", "min_lr", "decay_epochs", "loss", "label_smoothing"),
     *("bce_threshold", "drop_path", "layerscale", "ema", "ema_warmup", "test_crop_ratio", "precision", "compile"),
-    "gradient_checkpointing",
+    *("gradient_checkpointing", "log_norms"),
 }
 
 

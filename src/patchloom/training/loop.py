@@ -58,7 +58,7 @@ class Task(Protocol):
         """Named losses, one value an image, (B,) each; their sum is minimised."""
         ...
 
-    def evaluate(self, network: Any, after_batch: Callable[[], None]) -> dict[str, float]:
+    def evaluate(self, network: Any, after_batch: Callable[[], None]) -> dict[str, Any]:
         """Metrics over all processes, each of which calls `after_batch` equally often; what it raises goes through."""
         ...
 
@@ -325,7 +325,7 @@ class Loop:
             self.console.say(self._line(record))
         return improved
 
-    def _evaluate(self, network: Any) -> dict[str, float]:
+    def _evaluate(self, network: Any) -> dict[str, Any]:
         """The task's metrics. A signal does not wait for them: they are computed when the run is resumed."""
 
         def stop_if_asked() -> None:

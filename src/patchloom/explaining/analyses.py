@@ -1,0 +1,114 @@
+"""What a model is like, whatever the picture: scales, sparsity, branch norms, embeddings, agreement with others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from patchloom.data.images import resize_and_crop
+from patchloom.data.mixing import normalise
+from patchloom.data.sources import Item, Source
+from patchloom.errors import PatchloomError
+from patchloom.explaining.weights import scales, sparsity
+from patchloom.models.network import Network
+from patchloom.tasks.compare import disagreement
+from patchloom.tasks.evaluate import open_items, open_model
+from patchloom.tasks.probe import embeddings
+from patchloom.training.console import Console
+from patchloom.training.norms import branch_norms
+from patchloom.training.run import Run
+
+NORM_IMAGES = 64  # of which branch norms are averaged
+EMBEDDED = 500  # images at most, evenly spread: t-SNE takes long
+LEAST = 8  # images that embeddings are analysed of
+
+From = str | PathLike[str]
+
+
+def analyse(
+    models: Sequence[From],
+    data: From | None = None,
+    *,
+    labels: str | None = None,
+    split: str | None = None,
+    console: Console | None = None,
+) -> dict[str, Any]:
+    """All that can be said of models without a picture to explain, as plain JSON.
+
+    models         by FROM: name, scales, sparsity, and where a run logged them, norms_by_epoch; with `data` also
+                   branch_norms and embeddings (PCA energy, t-SNE)
+    disagreement   of several models on `data`
+    """
+    if len(models) > 1 and data is None:
+        raise PatchloomError(f"{len(models)} models are given; how far they agree needs images: --data DATA.")
+    source, items = open_items(data, labels, split, console=console) if data is not None else (None, [])
+    found: dict[str, Any] = {"models": {}}
+    for model in models:
+        network = open_model(model)
+        about: dict[str, Any] = {"model": network.config.name, "scales": scales(network), "sparsity": sparsity(network)}
+        if logged := _logged_norms(model):
+            about["norms_by_epoch"] = logged
+        if source is not None:
+            about["branch_norms"] = _norms(network, source, items)
+            about["embeddings"] = _embeddings(network, source, items)
+        found["models"][str(model)] = about
+    if len(models) > 1 and data is not None:
+        found["disagreement"] = disagreement(models, data, labels=labels, split=split)
+    return found
+
+
+def _logged_norms(model: From) -> list[dict[str, Any]]:
+    """[{epoch, norms}] of a run that was trained with log_norms=true."""
+    try:
+        records = Run.open(Path(model)).records()
+    except PatchloomError:
+        return []
+    rows = [row for row in records if row.get("event") == "epoch" and "branch_norms" in row]
+    return [{"epoch": row["epoch"], "norms": row["branch_norms"]} for row in rows]
+
+
+def _norms(network: Network, source: Source, items: Sequence[Item]) -> dict[str, float]:
+    how, device = network.preprocessing, next(network.parameters()).device
+    pictures = [np.asarray(resize_and_crop(source.read(item), how)) for item in _spread(items, NORM_IMAGES)]
+    return branch_norms(network, normalise(torch.from_numpy(np.stack(pictures)).to(device), how.mean, how.std))
+
+
+def _spread(items: Sequence[Item], most: int) -> list[Item]:
+    """At most so many, evenly over all."""
+    count = min(most, len(items))
+    return [items[i * len(items) // count] for i in range(count)]
+
+
+def _embeddings(network: Network, source: Source, items: Sequence[Item]) -> dict[str, Any]:
+    chosen = _spread(items, EMBEDDED)
+    if len(chosen) < LEAST:
+        raise PatchloomError(f"Embeddings are analysed of at least {LEAST} images; {source.where} gives {len(chosen)}.")
+    vectors = embeddings(network, source, chosen, network.preprocessing).astype(np.float64)
+    return {
+        "count": len(chosen),
+        "labels": [source.class_names[item.label] for item in chosen],
+        "pca_energy": pca_energy(vectors).tolist(),
+        "tsne": tsne(vectors).tolist(),
+    }
+
+
+def pca_energy(vectors: np.ndarray) -> np.ndarray:
+    """The share of the variance of (N, D) vectors that the first 1, 2, ... principal components hold."""
+    variances = np.linalg.svd(vectors - vectors.mean(axis=0), compute_uv=False) ** 2
+    total = variances.sum()
+    return variances.cumsum() / total if total > 0 else np.ones_like(variances)
+
+
+def tsne(vectors: np.ndarray) -> np.ndarray:
+    """(N, 2): t-SNE of (N, D) vectors, the same at every call."""
+    try:
+        from sklearn.manifold import TSNE
+    except ImportError as error:
+        raise PatchloomError("t-SNE needs scikit-learn: pip install 'patchloom[figures]'.") from error
+    perplexity = min(30.0, (len(vectors) - 1) / 3)
+    return TSNE(perplexity=perplexity, random_state=0, init="pca").fit_transform(vectors.astype(np.float32))

@@ -1,0 +1,118 @@
+"""Maps that every network can give: Grad-CAM, from gradients, and occlusion, from what hiding a part changes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from patchloom.data.mixing import normalise
+from patchloom.models.network import Network
+
+BATCH = 16  # images of one forward; more are slower on a CPU
+PLACES = 14  # at most, along either side, that occlusion hides
+
+
+def network_input(network: Network, picture: np.ndarray) -> Tensor:
+    """(1, 3, H, W), normalised, from the crop (H, W, 3) of uint8."""
+    own, how = next(network.parameters()), network.preprocessing
+    return normalise(torch.from_numpy(picture).to(own.device)[None], how.mean, how.std).to(own.dtype)
+
+
+def log_probabilities(network: Network, images: Iterator[Tensor] | Tensor) -> Tensor:
+    """(images, classes), for images (B, C, height, width) or a stream of (C, height, width)."""
+    found = []
+    with torch.inference_mode():
+        for batch in _batches(images):
+            logits = network(batch)
+            assert isinstance(logits, Tensor)
+            found.append(logits.float().log_softmax(dim=-1))
+    return torch.cat(found)
+
+
+def _batches(images: Iterator[Tensor] | Tensor) -> Iterator[Tensor]:
+    if isinstance(images, Tensor):
+        yield from images.split(BATCH)
+        return
+    waiting: list[Tensor] = []
+    for image in images:
+        waiting.append(image)
+        if len(waiting) == BATCH:
+            yield torch.stack(waiting)
+            waiting = []
+    if waiting:
+        yield torch.stack(waiting)
+
+
+def grad_cam(network: Network, x: Tensor, target: int) -> Tensor:
+    """relu of the sum over channels of the patches, each channel times its mean gradient of the target's logit;
+    (grid height, grid width) for one image.
+
+    The patches are those that the last layer reads which still mixes them: where a class token joins the trunk, what
+    goes into the last block, since the patches that come out of it are not read; else what comes out of the trunk.
+    """
+    kept: list[Tensor] = []
+
+    def keep(tokens: Tensor) -> Tensor:
+        kept.append(tokens if tokens.requires_grad else tokens.detach().requires_grad_())
+        return kept[-1]
+
+    if network.join_at is not None:
+        hook = network.blocks[-1].register_forward_pre_hook(lambda _, inputs: (keep(inputs[0]), *inputs[1:]))
+    else:
+        last = network.blocks[-1] if len(network.blocks) else network.stem
+        hook = last.register_forward_hook(lambda _, __, output: keep(output))
+    try:
+        with torch.enable_grad():
+            logits = network(x)
+            assert isinstance(logits, Tensor)
+            (gradient,) = torch.autograd.grad(logits[0, target], kept[0])
+    finally:
+        hook.remove()
+    height, width = (side // network.config.patch_size for side in x.shape[2:])
+    patches, slopes = (values[0].detach().float().reshape(-1, values.shape[-1]) for values in (kept[0], gradient))
+    patches, slopes = patches[-height * width :], slopes[-height * width :]
+    return (patches @ slopes.mean(dim=0)).relu().unflatten(0, (height, width))
+
+
+def occlusion(network: Network, x: Tensor, target: int) -> Tensor:
+    """How far the log-probability of the target falls when a square is hidden behind the mean colour, averaged over
+    the squares that cover a place; (places down, places across) for one image. A rise counts as 0.
+
+    Squares move by a patch (several in large images) and are a fifth of the grid wide, at least one patch.
+    """
+    windows, steps = zip(*(_window(side, network.config.patch_size) for side in x.shape[2:]), strict=True)
+    corners = [
+        (top, left)
+        for top in _starts(x.shape[2], windows[0], steps[0])
+        for left in _starts(x.shape[3], windows[1], steps[1])
+    ]
+
+    def hidden() -> Iterator[Tensor]:
+        for top, left in corners:
+            image = x[0].clone()
+            image[:, top : top + windows[0], left : left + windows[1]] = 0
+            yield image
+
+    falls = (log_probabilities(network, x) - log_probabilities(network, hidden()))[:, target]
+    total, covered = torch.zeros(2, 1, 1, *x.shape[2:], device=x.device).unbind(0)
+    for (top, left), fall in zip(corners, falls, strict=True):
+        total[..., top : top + windows[0], left : left + windows[1]] += fall
+        covered[..., top : top + windows[0], left : left + windows[1]] += 1
+    places = (math.ceil(x.shape[2] / steps[0]), math.ceil(x.shape[3] / steps[1]))
+    return F.adaptive_avg_pool2d((total / covered).relu(), places)[0, 0]
+
+
+def _window(side: int, patch: int) -> tuple[int, int]:
+    """The width of the hidden square along one side of the image, and how far it moves at once."""
+    cells = side // patch
+    step = math.ceil(cells / PLACES)
+    return patch * max(step, cells // 5), patch * step
+
+
+def _starts(side: int, window: int, step: int) -> range:
+    return range(0, side - window + step, step)

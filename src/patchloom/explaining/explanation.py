@@ -1,0 +1,220 @@
+"""`explain`: what a network says of a picture, where it looks, and whether that means anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+from torch.nn import functional as F
+
+from patchloom.data.images import resize_and_crop, to_rgb
+from patchloom.data.sources import decode
+from patchloom.errors import PatchloomError, did_you_mean
+from patchloom.explaining.baselines import network_input
+from patchloom.explaining.faithfulness import faithfulness as judge
+from patchloom.explaining.figures import SHOWN
+from patchloom.explaining.maps import Seen, check_maps, class_names, head_maps, look, make_maps, patch_rows
+from patchloom.explaining.weights import sparsity
+from patchloom.models.network import Network, TokenLayout, unwrapped
+from patchloom.tasks.evaluate import Model, open_model
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Picture = Image.Image | str | PathLike[str] | np.ndarray
+TOP = 5
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a network says of one picture, and why. Maps are in [0, 1] at the size of the crop."""
+
+    model: str  # its registered name
+    image: np.ndarray  # (H, W, 3) uint8, the crop that the network saw
+    predictions: list[dict[str, Any]]  # {class, probability}, the five best
+    target: str  # the class that grad-cam and occlusion are about, and faithfulness but for maps a class
+    maps: dict[str, np.ndarray]  # name -> (H, W) float32
+    heads: dict[str, np.ndarray]  # layer -> (heads, grid height, grid width) float32, after softmax
+    faithfulness: dict[str, dict[str, Any]]  # by map: deletion, insertion, random, verdict
+    rows: dict[str, np.ndarray] = field(default_factory=dict)  # ResMLP: layer -> (rows, grid height, grid width)
+    sparsity: dict[str, dict[str, float]] = field(default_factory=dict)  # ResMLP: block -> {mixing, ffn}
+
+    @property
+    def figure(self) -> Figure:
+        """All of it as one matplotlib figure, drawn when asked for."""
+        from patchloom.explaining.figures import draw_explanation
+
+        return draw_explanation(self)
+
+    def to_json(self) -> dict[str, Any]:
+        """What fits in a few lines of JSON: no pixels."""
+        return {
+            "model": self.model,
+            "target": self.target,
+            "predictions": self.predictions,
+            "maps": {name: _about(values) for name, values in self.maps.items()},
+            "faithfulness": self.faithfulness,
+            **({"sparsity": self.sparsity} if self.sparsity else {}),
+        }
+
+
+@torch.inference_mode(False)  # whatever the caller is in: Grad-CAM needs gradients
+def explain(
+    model: Model,
+    image: Picture,
+    *,
+    maps: str | Sequence[str] | None = None,
+    target: str | int | None = None,
+    faithfulness: bool = True,
+    seed: int = 0,
+) -> Explanation:
+    """Explain what a model says of one picture: a PIL image, a file, or an (H, W, 3) array of uint8.
+
+    maps           among class-attention, rollout, pooling, per-class, cross-patch, grad-cam, occlusion; None: all that
+                   the model can give
+    target         the class, by name or index, that grad-cam, occlusion and faithfulness are about; None: the likeliest
+    faithfulness   whether to measure it, which takes most of the time
+    seed           of the random maps that it is measured against
+    """
+    with _evaluating(model) as network:
+        return _explain(network, image, check_maps(network, maps), target, faithfulness, seed)
+
+
+@contextmanager
+def _evaluating(model: Model) -> Iterator[Network]:
+    """Its network in eval mode; one that was handed over has every part in its old mode afterwards."""
+    given = [] if isinstance(model, str | PathLike) else list(unwrapped(model).modules())
+    modes = [module.training for module in given]
+    try:
+        yield open_model(model)
+    finally:
+        for module, mode in zip(given, modes, strict=True):
+            module.training = mode
+
+
+def _explain(
+    network: Network,
+    image: Picture,
+    wanted: Sequence[str],
+    target: str | int | None,
+    faithfulness: bool,
+    seed: int,
+) -> Explanation:
+    picture = _crop(network, image)
+    x = network_input(network, picture)
+    logits, attention = look(network, x)
+    if not logits.isfinite().all():
+        raise PatchloomError(f"{network.config.name} gives no numbers for this picture: its weights are damaged.")
+    chances = logits.softmax(dim=-1).cpu().numpy()
+    order = np.argsort(-chances, kind="stable")[:TOP]
+    chosen = int(order[0]) if target is None else find_class(network, target)
+    shown = tuple(dict.fromkeys([*(int(i) for i in order if chances[i] > SHOWN), chosen]))
+    patch = network.config.patch_size  # convolutional networks take crops of other sizes than their own
+    layout = TokenLayout(network.num_prefix, x.shape[2] // patch, x.shape[3] // patch)
+    seen = Seen(network, x, layout, logits, attention, shown, chosen)
+    found = {name: _saliency(values, picture) for name, values in make_maps(seen, wanted).items()}
+    names, rows = class_names(network), _arrays(patch_rows(network))
+    own = {f"per-class: {names[i]}": i for i in shown}
+    targets = {name: own.get(name, chosen) for name in found}
+    return Explanation(
+        model=network.config.name,
+        image=picture,
+        predictions=[{"class": names[i], "probability": float(chances[i])} for i in order],
+        target=names[chosen],
+        maps=found,
+        heads=_arrays(head_maps(seen)),
+        faithfulness=judge(network, picture, found, targets, seed) if faithfulness and found else {},
+        rows=rows,
+        sparsity=sparsity(network) if rows else {},
+    )
+
+
+def _crop(network: Network, image: Picture) -> np.ndarray:
+    """(H, W, 3) uint8, what the network sees of a picture."""
+    if len(network.preprocessing.mean) != 3:
+        channels = len(network.preprocessing.mean)
+        raise PatchloomError(f"{network.config.name} takes {channels} channels; a photo has 3.")
+    if isinstance(image, np.ndarray):
+        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or not image.size:
+            raise PatchloomError(
+                f"A picture is an (H, W, 3) array of uint8, not {image.shape} of {image.dtype}; or a file."
+            )
+        image = Image.fromarray(image)
+    elif isinstance(image, str | PathLike):
+        image = _read(Path(image))
+    elif not isinstance(image, Image.Image):
+        raise PatchloomError(f"A picture is a PIL image, a file or an array, not {type(image).__name__}.")
+    if not image.width or not image.height:
+        raise PatchloomError(f"The picture is empty: {image.width} x {image.height} pixels.")
+    try:
+        upright = to_rgb(ImageOps.exif_transpose(image))
+    except (OSError, ValueError, SyntaxError) as error:  # Pillow decodes a file that it has opened only now
+        raise PatchloomError(f"The picture cannot be read: {error}.") from error
+    return np.array(resize_and_crop(upright, network.preprocessing))
+
+
+def _read(path: Path) -> Image.Image:
+    try:
+        return decode(path.read_bytes(), str(path))
+    except (OSError, ValueError) as error:
+        if isinstance(error, PatchloomError):
+            raise
+        reason = getattr(error, "strerror", None) or error
+        raise PatchloomError(f"{path} cannot be read as an image: {reason}.") from error
+
+
+def find_class(network: Network, target: str | int) -> int:
+    """A class by its name, or by its place, an integer or its digits; a name of several classes is refused."""
+    names = class_names(network)
+    if isinstance(target, str) and target in names:
+        return names.index(target)
+    alike = [name for name, plain in zip(names, network.class_names or (), strict=False) if plain == target]
+    if alike:
+        raise PatchloomError(f"{network.config.name} has {len(alike)} classes {target!r}: {', '.join(alike)}.")
+    place = _place(target)
+    if place is None or not 0 <= place < len(names):
+        near = did_you_mean(str(target), names)
+        raise PatchloomError(f"{network.config.name} has no class {target!r}, by name or by index.{near}")
+    return place
+
+
+def _place(target: object) -> int | None:
+    """The index that an integer or a word of ASCII digits stands for."""
+    if isinstance(target, str):
+        return int(target) if target.isascii() and target.isdigit() and len(target) < 10 else None
+    return int(target) if isinstance(target, int | np.integer) and not isinstance(target, bool) else None
+
+
+def _saliency(values: Tensor, picture: np.ndarray) -> np.ndarray:
+    """(H, W) float32: upsampled to the picture, then (x - min) / (max - min); all zero where nothing stands out."""
+    size = picture.shape[:2]
+    large = F.interpolate(values.float()[None, None], size, mode="bilinear", align_corners=False)[0, 0]
+    spread = large.max() - large.min()
+    flat = spread <= 1e-12 + 1e-6 * large.abs().max()
+    return (torch.zeros_like(large) if flat else (large - large.min()) / spread).cpu().numpy()
+
+
+def _arrays(tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
+    return {name: values.float().cpu().numpy() for name, values in tensors.items()}
+
+
+def _about(values: np.ndarray) -> dict[str, Any]:
+    """Where a map has its maximum, as shares of height and width, and how much of the picture holds half of it."""
+    row, column = np.unravel_index(values.argmax(), values.shape)
+    ordered = np.sort(values.ravel())[::-1].cumsum()
+    half = int(np.searchsorted(ordered, ordered[-1] / 2)) + 1
+    return {
+        "size": list(values.shape),
+        "peak": [float((row + 0.5) / values.shape[0]), float((column + 0.5) / values.shape[1])],
+        "mean": float(values.mean()),
+        "std": float(values.std()),
+        "half_of_it_in": half / values.size,
+    }

@@ -1,0 +1,179 @@
+"""Explanations as pictures. Nothing here computes; matplotlib is imported when a figure is asked for."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from patchloom.errors import PatchloomError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from patchloom.explaining.explanation import Explanation
+
+SHOWN = 0.1  # the probability from which on a class is named, and has a map of its own
+MASS = 0.6  # of a map, that the thresholded picture keeps
+INCH = 2.2  # of one small picture
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure that belongs to no window."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise PatchloomError("Figures need matplotlib: pip install 'patchloom[figures]'.") from error
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def draw_explanation(explanation: Explanation) -> Figure:
+    """Input, maps over the grey picture, thresholded maps, classes, then every head, or the rows of ResMLP."""
+    across = 1 + max(2, len(explanation.maps))
+    width = across * INCH
+    mosaics = [
+        (title, Mosaic(tiles, word), signed)
+        for title, tiles, word, signed in (
+            ("every head of every layer: what the token that is read attends to", explanation.heads, "head", False),
+            (f"rows of the matrices over patches{_near_zero(explanation)}", explanation.rows, "row", True),
+        )
+        if tiles
+    ]
+    heights = [2 * INCH + 1.0, *(tiles.height(width - 1) + 0.9 for _, tiles, _ in mosaics)]
+    figure = new_figure(width, sum(heights))
+    parts: Any = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
+    _draw_maps(parts[0], explanation, across)
+    for part, (title, tiles, signed) in zip(parts[1:], mosaics, strict=True):
+        _draw_mosaic(part, title, tiles, signed)
+    return figure
+
+
+def _near_zero(explanation: Explanation) -> str:
+    """How sparse they are, beside the FFN's."""
+    blocks = list(explanation.sparsity.values())
+    shares = {kind: np.mean([block[kind] for block in blocks if kind in block] or [0]) for kind in ("mixing", "ffn")}
+    return f": {shares['mixing']:.0%} of their weights are near zero, {shares['ffn']:.0%} of the FFN's"
+
+
+def _draw_maps(part: Any, explanation: Explanation, across: int) -> None:
+    panels = part.subplots(2, across)
+    for panel in panels.flat:
+        panel.set_axis_off()
+    panels[0][0].imshow(explanation.image)
+    panels[0][0].set_title(explanation.model, fontsize=9, parse_math=False)
+    _draw_classes(panels[1][0], explanation)
+    for column, (name, values) in enumerate(explanation.maps.items(), 1):
+        panels[0][column].imshow(overlay(explanation.image, values))
+        panels[0][column].set_title(_short(name, 32), fontsize=9, parse_math=False)
+        panels[1][column].imshow(thresholded(explanation.image, values))
+        if name in explanation.faithfulness:
+            panels[1][column].set_title(_faith(explanation.faithfulness[name]), fontsize=6)
+
+
+def _faith(figures: dict[str, Any]) -> str:
+    lines = [figures["verdict"]]
+    for name in ("deletion", "insertion"):
+        chance = figures["random"][name]
+        lines.append(f"{name} {figures[name]:.2f} (random {chance['mean']:.2f} ± {chance['std']:.2f})")
+    return "\n".join(lines)
+
+
+def _draw_classes(panel: Any, explanation: Explanation) -> None:
+    """The classes above 10 %, or the best one, as bars with their names."""
+    likely = [row for row in explanation.predictions if row["probability"] > SHOWN] or explanation.predictions[:1]
+    panel.set(xlim=(0, 1), ylim=(5.2, -0.8))
+    for place, row in enumerate(likely):
+        panel.barh(place + 0.25, row["probability"], height=0.3, color="#4c6ea8")
+        panel.text(
+            0, place, f"{_short(row['class'])}  {row['probability']:.0%}", fontsize=8, va="bottom", parse_math=False
+        )
+
+
+def _short(name: str, most: int = 26) -> str:
+    return name if len(name) <= most else f"{name[: most - 1]}…"
+
+
+def overlay(image: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """(H, W, 3) in [0, 1]: the grey picture, the map deciding its brightness and its tint, which is cividis'."""
+    from matplotlib import colormaps
+
+    grey = image @ np.array([0.299, 0.587, 0.114]) / 255
+    colour = colormaps["cividis"](values)[..., :3]
+    tint = colour / colour.max(axis=-1, keepdims=True)
+    strength = 0.15 + 0.35 * values[..., None]
+    return np.clip((0.5 + 0.5 * values[..., None]) * (0.9 * grey[..., None] + strength) * tint, 0, 1)
+
+
+def thresholded(image: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """(H, W, 3) in [0, 1]: the picture where the map is strong, the smallest part that holds 60 % of it; else faint."""
+    ordered = np.sort(values.ravel())[::-1]
+    level = ordered[min(np.searchsorted(ordered.cumsum(), MASS * ordered.sum()), len(ordered) - 1)]
+    keep = ((values >= level) & (values > 0))[..., None]
+    return np.where(keep, image / 255, 0.85 + 0.15 * image / 255)
+
+
+class Mosaic:
+    """All heads (or rows) of all layers as one array, each scaled to itself; the more of layers and heads go across."""
+
+    def __init__(self, tiles: dict[str, np.ndarray], word: str) -> None:
+        most = max(len(rows) for rows in tiles.values())
+        height, width = next(iter(tiles.values())).shape[1:]
+        self.gap = max(1, max(height, width) // 8)
+        table = np.full((len(tiles), most, height + self.gap, width + self.gap), np.nan, np.float32)
+        for i, rows in enumerate(tiles.values()):
+            for j, values in enumerate(rows):
+                table[i, j, :height, :width] = _scaled(values)
+        self.down, self.across = [layer_label(name) for name in tiles], [f"{word} {j + 1}" for j in range(most)]
+        if len(tiles) > most:
+            table, self.down, self.across = table.swapaxes(0, 1), self.across, self.down
+        self.array = np.concatenate([np.concatenate(list(row), axis=1) for row in table])[: -self.gap, : -self.gap]
+
+    def height(self, width: float) -> float:
+        """Inches, where it is `width` inches wide and no tile wider than one, with room for slanted labels."""
+        tile = min(1.0, width / len(self.across))
+        labels = 0.05 * max(map(len, self.across)) if self.slanted else 0
+        return tile * len(self.across) * self.array.shape[0] / self.array.shape[1] + labels
+
+    @property
+    def slanted(self) -> bool:
+        """Whether the labels along the width are too long to stand side by side."""
+        return len(self.across) * max(map(len, self.across)) > 70
+
+    def ticks(self, labels: list[str], side: int) -> list[float]:
+        """The centres of the tiles along a side."""
+        step = (side + self.gap) / len(labels)
+        return [i * step + (step - self.gap - 1) / 2 for i in range(len(labels))]
+
+
+def _scaled(values: np.ndarray) -> np.ndarray:
+    """To [0, 1]; what has both signs to [-1, 1], with zero in its place."""
+    low, high = float(values.min()), float(values.max())
+    if low < 0:
+        return values / max(-low, high)
+    return (values - low) / (high - low) if high > low else np.zeros_like(values)
+
+
+def _draw_mosaic(part: Any, title: str, tiles: Mosaic, signed: bool) -> None:
+    panel = part.subplots()
+    colours: dict[str, Any] = {"cmap": "RdBu_r", "vmin": -1, "vmax": 1} if signed else {"cmap": "cividis"}
+    panel.imshow(tiles.array, interpolation="nearest", **colours)
+    down, across = tiles.array.shape
+    panel.set_yticks(tiles.ticks(tiles.down, down), tiles.down, fontsize=7, parse_math=False)
+    panel.set_xticks(tiles.ticks(tiles.across, across), tiles.across, fontsize=7, parse_math=False)
+    if tiles.slanted:
+        panel.tick_params(axis="x", rotation=45)
+    panel.tick_params(length=0)
+    panel.spines[:].set_visible(False)
+    part.suptitle(title, fontsize=9)
+
+
+def layer_label(name: str) -> str:
+    """A layer's name for people: "blocks.3.mixing.branches.1.fn" is "block 4, branch 2"."""
+    layer, _, which = name.partition(": ")
+    found = re.match(r"(blocks|pool)\.(\d+)(?:\.(?:mixing|ffn)\.branches\.(\d+))?", layer)
+    if found is None:
+        return name
+    label = f"{'block' if found[1] == 'blocks' else 'pool'} {int(found[2]) + 1}"
+    label += f", branch {int(found[3]) + 1}" if found[3] not in (None, "0") else ""
+    return f"{label}, {_short(which)}" if which else label

@@ -1,0 +1,273 @@
+"""The routes: the page, the API, and what machines ask."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from functools import partial
+from importlib import resources
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from patchloom import __version__
+from patchloom.errors import PatchloomError
+from patchloom.explaining.maps import available_maps
+from patchloom.serve.answers import (
+    ErrorAnswer,
+    ExplainAnswer,
+    ModelsAnswer,
+    PredictAnswer,
+    SamplesAnswer,
+    StateAnswer,
+)
+from patchloom.serve.guard import Guard, error_answer
+from patchloom.serve.hosting import HostedModel
+from patchloom.serve.samples import find_samples
+from patchloom.serve.service import Gate, Service
+from patchloom.serve.uploads import Refused, announced_bytes, read_upload
+
+_PAGE = {"index.html": "text/html", "style.css": "text/css", "app.js": "text/javascript", "icon.svg": "image/svg+xml"}
+_ERRORS = {
+    400: "a request that cannot be read",
+    401: "the bearer token is missing or wrong",
+    403: "not allowed",
+    404: "no such model or sample",
+    405: "no such method",
+    408: "the upload was too slow",
+    413: "too many bytes or pixels",
+    415: "not an image of a known format",
+    422: "a damaged image, or a parameter out of range",
+    503: "busy, or too slow: try again after Retry-After seconds",
+}
+_UPLOAD = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["file"],
+                    "properties": {"file": {"type": "string", "format": "binary", "description": "an image"}},
+                }
+            }
+        },
+    }
+}
+_ModelName = Annotated[str | None, Query(max_length=200, description="by default the first")]
+_Top = Annotated[int, Query(ge=1, le=1000, description="how many classes to name")]
+
+
+def make_app(service: Service) -> FastAPI:
+    """The application; when it ends, its threads do."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await asyncio.to_thread(service.close)
+
+    app = FastAPI(
+        title="patchloom", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
+        description="Classify images, and see what the network looked at.",
+        swagger_ui_oauth2_redirect_url=None,
+    )  # fmt: skip
+    app.add_middleware(Guard, settings=service.settings, metrics=service.metrics)
+    _add_errors(app)
+    _add_page(app)
+    _add_state(app, service)
+    _add_samples(app)
+    _add_models(app, service)
+    _add_work(app, service)
+    return app
+
+
+def _errors(*codes: int) -> dict[int | str, dict[str, Any]]:
+    return {code: {"model": ErrorAnswer, "description": _ERRORS[code]} for code in codes}
+
+
+def _add_errors(app: FastAPI) -> None:
+    """Every error is {"error": sentence}, without anything of what went on inside."""
+
+    @app.exception_handler(Refused)
+    async def refused(_: Request, error: Refused) -> JSONResponse:
+        headers = None if error.retry_after is None else {"retry-after": str(error.retry_after)}
+        return error_answer(error.status, error.text, headers)
+
+    @app.exception_handler(HTTPException)
+    async def http(_: Request, error: HTTPException) -> JSONResponse:
+        return error_answer(error.status_code, f"{error.detail}.", dict(error.headers or {}))
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        return error_answer(422, f"The parameter {first['loc'][-1]} is wrong: {first['msg']}.")
+
+
+def _add_page(app: FastAPI) -> None:
+    """The page is read once; no request names a file."""
+    folder = resources.files("patchloom.serve") / "page"
+
+    def add(name: str, media_type: str) -> None:
+        content = (folder / name).read_bytes()
+
+        async def answer() -> Response:
+            return Response(content, media_type=media_type, headers={"cache-control": "no-cache"})
+
+        path = "/" if name == "index.html" else f"/{name}"
+        app.api_route(path, methods=["GET", "HEAD"], include_in_schema=False)(answer)
+
+    for name, media_type in _PAGE.items():
+        add(name, media_type)
+
+
+def _add_state(app: FastAPI, service: Service) -> None:
+    @app.head("/healthz", include_in_schema=False)
+    @app.get("/healthz", response_model=StateAnswer, summary="Whether the process lives")
+    async def healthz() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.head("/readyz", include_in_schema=False)
+    @app.get("/readyz", response_model=StateAnswer, responses=_errors(503), summary="Whether it takes requests")
+    async def readyz() -> dict[str, str]:
+        if service.stopping:
+            raise Refused(503, "The service is stopping.", retry_after=5)
+        return {"status": "ready"}
+
+    @app.get(
+        "/metrics",
+        response_class=Response,
+        responses={200: {"content": {"text/plain": {}}}, **_errors(401)},
+        summary="For Prometheus",
+    )
+    async def metrics() -> Response:
+        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
+
+
+def _add_samples(app: FastAPI) -> None:
+    samples = find_samples()
+
+    @app.get("/api/samples", response_model=SamplesAnswer, responses=_errors(401), summary="Images to try")
+    async def list_samples() -> dict[str, Any]:
+        return {"samples": list(samples.values())}
+
+    @app.get(
+        "/api/samples/{name}",
+        response_class=Response,
+        responses={200: {"content": {"image/png": {}, "image/jpeg": {}}}, **_errors(401, 404)},
+        summary="One of them",
+    )
+    async def sample(name: str) -> Response:
+        if name not in samples:
+            raise Refused(404, "There is no sample of that name.")
+        found = samples[name]
+        return Response(found.data, media_type=found.media_type, headers={"cache-control": "max-age=3600"})
+
+
+def _add_models(app: FastAPI, service: Service) -> None:
+    @app.get("/api/models", response_model=ModelsAnswer, responses=_errors(401), summary="What is served")
+    async def list_models() -> dict[str, Any]:
+        return {"models": [describe(model) for model in service.hosting.models.values()]}
+
+    @app.post(
+        "/api/reload",
+        response_model=ModelsAnswer,
+        responses=_errors(401, 403, 503),
+        summary="Load all models anew (only where a token is set); no request is dropped",
+    )
+    async def reload() -> dict[str, Any]:
+        if service.settings.token is None:
+            raise Refused(403, "Reloading over HTTP needs a server with a token; SIGHUP reloads too.")
+        if not await reload_models(service):
+            raise Refused(503, "The models could not be loaded anew; the old ones go on.", retry_after=5)
+        return await list_models()
+
+
+async def reload_models(service: Service) -> bool:
+    """Whether all models were loaded anew; otherwise the old ones stay, and stderr says why."""
+    try:
+        await asyncio.to_thread(service.hosting.reload)
+    except Exception as error:  # of whatever kind: the old models are there
+        reason = error if isinstance(error, PatchloomError | OSError) else repr(error)
+        print(f"patchloom: not reloaded: {reason}", file=sys.stderr, flush=True)
+        service.metrics.reloads.labels("failed").inc()
+        return False
+    service.metrics.reloads.labels("done").inc()
+    return True
+
+
+def describe(model: HostedModel) -> dict[str, Any]:
+    config = model.network.config
+    return {
+        "name": model.name,
+        "architecture": config.name,
+        "family": config.family,
+        "parameters": sum(parameter.numel() for parameter in model.network.parameters()),
+        "image_size": config.img_size,
+        "classes": list(model.network.class_names or map(str, range(config.num_classes))),
+        "maps": list(available_maps(model.network)),
+        "per_class": model.network.per_class,
+    }
+
+
+def _add_work(app: FastAPI, service: Service) -> None:
+    errors = _errors(400, 401, 403, 404, 408, 413, 415, 422, 503)
+
+    async def upload(request: Request, gate: Gate, work: Any) -> dict[str, Any]:
+        """Admit, read and work, timed; the gate counts the bytes from the first to the last."""
+        begun = time.perf_counter()
+        with gate.admit(announced_bytes(request, service.settings)) as place:
+            data = await read_upload(request, service.settings)
+            read = time.perf_counter()
+            answer = await unless_gone(request, work(data=data, place=place))
+        answer["timings"]["upload_ms"] = round(1000 * (read - begun), 2)
+        answer["timings"]["total_ms"] = round(1000 * (time.perf_counter() - begun), 2)
+        return answer
+
+    @app.post("/api/predict", response_model=PredictAnswer, responses=errors, openapi_extra=_UPLOAD, summary="Classify")
+    async def predict(request: Request, model: _ModelName = None, top: _Top = 5) -> dict[str, Any]:
+        found = service.find(model)
+        return await upload(request, service.predicting, partial(service.predict, found, top=top))
+
+    @app.post(
+        "/api/explain",
+        response_model=ExplainAnswer,
+        responses=errors,
+        openapi_extra=_UPLOAD,
+        summary="Classify, and show where the network looked",
+    )
+    async def explain(
+        request: Request,
+        model: _ModelName = None,
+        maps: Annotated[str | None, Query(max_length=400, description="names with commas between; default all")] = None,
+        target: Annotated[str | None, Query(max_length=400, description="a class; by default the likeliest")] = None,
+        faithfulness: Annotated[bool, Query(description="measure how far the maps can be trusted")] = True,
+    ) -> dict[str, Any]:
+        found = service.find(model)
+        names = None if maps is None else [name.strip() for name in maps.split(",")]
+        service.check_queue(faithfulness)
+        work = partial(service.explain, found, maps=names, target=target, faithfulness=faithfulness)
+        return await upload(request, service.explaining, work)
+
+
+async def unless_gone(request: Request, work: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+    """The answer; if the client goes away meanwhile, work that has not begun is given up."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    working, watching = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise Refused(400, "The client went away.")
+        return working.result()
+    finally:
+        working.cancel()
+        watching.cancel()

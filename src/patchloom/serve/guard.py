@@ -1,0 +1,134 @@
+"""What every request passes: whom the server answers, and the headers and errors of every answer."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import time
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from patchloom.serve.metrics import Metrics
+from patchloom.serve.settings import Settings, host_name
+
+_log = logging.getLogger("patchloom.serve")
+
+SECURITY = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), microphone=(), geolocation=()",
+    "cache-control": "no-store",
+}
+_DRAIN_BYTES, _DRAIN_SECONDS = 100_000_000, 10
+
+
+class Guard:
+    """ASGI middleware around the whole application."""
+
+    def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
+        self.app = app
+        self.settings = settings
+        self.metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        exchange = _Exchange(scope, receive, send)
+        begun = time.perf_counter()
+        refusal = self._refusal(scope, Headers(scope=scope))
+        try:
+            await (refusal or self.app)(scope, exchange.receive, exchange.send)
+        except asyncio.CancelledError:  # only by the end of the process
+            self.metrics.unanswered += 1
+            raise
+        except Exception:
+            _log.exception("An error of ours while answering %s", scope["method"])
+            if exchange.status is None:
+                await error_answer(500, "The server made a mistake.")(scope, exchange.receive, exchange.send)
+        finally:
+            route = getattr(scope.get("route"), "path", "other")
+            self.metrics.request(route, exchange.status or 499, time.perf_counter() - begun)
+
+    def _refusal(self, scope: Scope, headers: Headers) -> JSONResponse | None:
+        if not self.settings.knows_host(host_name(headers.get("host", ""))):
+            return error_answer(400, "The server does not go by this name: see --allow-host.")
+        if scope["method"] == "POST" and _is_from_elsewhere(headers):
+            return error_answer(403, "Pages of other sites cannot send requests here.")
+        private = scope["path"].startswith("/api/") or scope["path"] == "/metrics"
+        if private and not self._has_token(headers):
+            return error_answer(401, "A bearer token is needed.", {"www-authenticate": "Bearer"})
+        return None
+
+    def _has_token(self, headers: Headers) -> bool:
+        if self.settings.token is None:
+            return True
+        kind, _, given = headers.get("authorization", "").partition(" ")
+        same = hmac.compare_digest(given.strip().encode("latin-1", "replace"), self.settings.token.encode())
+        return kind.lower() == "bearer" and same
+
+
+class _Exchange:
+    """One request and its answer: notes the status, adds the headers, and lets no client wait in vain.
+
+    A client that is still sending when it is refused would see its connection broken instead of the answer: what it
+    sends is read and thrown away first, up to a bound.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._receive, self._send = receive, send
+        self._headers = Headers(scope=scope)
+        self._unread = scope["method"] in ("POST", "PUT", "PATCH", "DELETE")
+        self.status: int | None = None
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if message["type"] != "http.request" or not message.get("more_body"):
+            self._unread = False
+        return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            if self._unread and "expect" not in self._headers and self.status != 408:
+                await self._drain()
+            headers = MutableHeaders(scope=message)
+            for name, value in SECURITY.items():
+                headers.setdefault(name, value)
+        await self._send(message)
+
+    async def _drain(self) -> None:
+        async def read() -> None:
+            total = 0
+            while self._unread and total < _DRAIN_BYTES:
+                total += len((await self.receive()).get("body", b""))
+
+        try:
+            await asyncio.wait_for(read(), _DRAIN_SECONDS)
+        except asyncio.TimeoutError:
+            return
+
+
+def error_answer(status: int, text: str, headers: dict[str, str] | None = None) -> JSONResponse:
+    return JSONResponse({"error": text}, status, headers)
+
+
+def _is_from_elsewhere(headers: Headers) -> bool:
+    """Whether a browser says that the page of another site sends this; other clients send neither header."""
+    origin = headers.get("origin")
+    if origin is None:
+        return headers.get("sec-fetch-site") == "cross-site"
+    scheme, _, place = origin.lower().partition("://")
+    default = {"http": ":80", "https": ":443"}.get(scheme, "")
+    same = place.removesuffix(default) == headers.get("host", "").lower().removesuffix(default)
+    return not (place and same) or headers.get("sec-fetch-site") == "cross-site"

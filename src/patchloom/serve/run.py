@@ -1,0 +1,125 @@
+"""The process: bind, load, serve until a signal, finish what is under way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import signal
+import socket
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import uvicorn
+from PIL import Image
+
+from patchloom.errors import PatchloomError
+from patchloom.serve.app import make_app, reload_models
+from patchloom.serve.hosting import Hosting
+from patchloom.serve.service import Service
+from patchloom.serve.settings import Settings
+from patchloom.training.console import Console
+
+
+def serve(sources: Sequence[str], settings: Settings, base: str | None = None, console: Console | None = None) -> None:
+    """Serve models until SIGTERM or SIGINT; SIGHUP loads them anew."""
+    console = console or Console(sys.stderr)
+    warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # pixels are counted before Pillow decodes any
+    with _bound(settings) as listener:
+        service = Service(Hosting(sources, base), settings)
+        asyncio.run(_serve(service, listener, console))
+    cut_off = service.metrics.unanswered
+    console.say(f"Stopped; {cut_off} requests were cut off." if cut_off else "Stopped; every request was answered.")
+    if service.busy:  # a thread that works for nobody: to end under it as usual could crash
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def _bound(settings: Settings) -> socket.socket:
+    """Bound before the models are loaded, so that a port that is taken is known at once."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.host, settings.port))
+    except (OSError, UnicodeError, TypeError) as error:  # a name that cannot be one raises the latter two
+        listener.close()
+        reason = getattr(error, "strerror", None) or "there is no such address"
+        raise PatchloomError(f"{settings.host}, port {settings.port} cannot be used: {reason}.") from error
+    return listener
+
+
+def _greet(service: Service, port: int, console: Console) -> None:
+    settings = service.settings
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    if not settings.on_loopback and settings.token is None:
+        console.say("Anyone who reaches this address can use it: --token asks for a bearer token.")
+    console.say(f"Serving {', '.join(service.hosting.models)} at http://{host}:{port} (Ctrl-C ends)")
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, greet: Callable[[], None]) -> None:
+        super().__init__(config)
+        self.greet = greet
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.greet()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are ours: uvicorn would raise them again when it has ended, and the exit code would not be 0."""
+        yield
+
+
+async def _serve(service: Service, listener: socket.socket, console: Console) -> None:
+    settings = service.settings
+    longest = settings.upload_timeout + max(settings.timeout, settings.explain_timeout)
+    config = uvicorn.Config(
+        make_app(service), log_config=None, access_log=False, server_header=False, proxy_headers=False, ws="none",
+        timeout_keep_alive=30, timeout_graceful_shutdown=math.ceil(longest) + 1,
+    )  # fmt: skip
+    server = _Server(config, partial(_greet, service, listener.getsockname()[1], console))
+    reloads: set[asyncio.Task[None]] = set()
+
+    def stop() -> None:
+        server.should_exit = service.stopping = True
+        for which in (signal.SIGTERM, signal.SIGINT):
+            if asyncio.get_running_loop().remove_signal_handler(which):
+                signal.signal(which, _end_at_once)  # even if the event loop were stuck
+
+    async def reload() -> None:
+        if await reload_models(service):
+            console.say(f"Loaded anew: {', '.join(service.hosting.models)}")
+
+    def start_reload() -> None:
+        task = asyncio.get_running_loop().create_task(reload())
+        reloads.add(task)  # the loop itself keeps only a weak reference
+        task.add_done_callback(reloads.discard)
+
+    with _on_signals({signal.SIGTERM: stop, signal.SIGINT: stop, signal.SIGHUP: start_reload}):
+        await server.serve(sockets=[listener])
+
+
+def _end_at_once(*_: object) -> None:
+    os.write(2, b"Ended by a second signal; what was under way was given up.\n")
+    os._exit(3)
+
+
+@contextlib.contextmanager
+def _on_signals(handlers: dict[signal.Signals, Callable[[], None]]) -> Iterator[None]:
+    """Calls in the event loop on signals, except on those that the process was told to ignore (nohup)."""
+    loop = asyncio.get_running_loop()
+    before = {which: signal.getsignal(which) for which in handlers}
+    for which, call in handlers.items():
+        if before[which] is not signal.SIG_IGN:
+            loop.add_signal_handler(which, call)
+    try:
+        yield
+    finally:
+        for which, handler in before.items():
+            loop.remove_signal_handler(which)
+            signal.signal(which, handler)

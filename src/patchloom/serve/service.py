@@ -1,0 +1,236 @@
+"""What a request asks for, from bytes to an answer: admitted or refused, decoded in threads, batched, timed."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import math
+import threading
+import time
+from collections.abc import Awaitable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+from PIL import Image
+
+from patchloom.data.images import resize_and_crop
+from patchloom.errors import PatchloomError
+from patchloom.explaining.explanation import explain
+from patchloom.serve.batcher import Batcher
+from patchloom.serve.hosting import HostedModel, Hosting
+from patchloom.serve.metrics import Metrics
+from patchloom.serve.settings import Settings
+from patchloom.serve.uploads import Refused, decode_upload
+from patchloom.serve.workers import Workers
+from patchloom.tasks.evaluate import best_classes
+
+T = TypeVar("T")
+_PREVIEW = 128  # pixels along the longer side of a map that is sent; the page smooths it
+
+
+class Gate:
+    """Admits so many requests, holding so many bytes, and refuses the next at once."""
+
+    def __init__(self, most: int, most_bytes: int) -> None:
+        self.most = most
+        self.most_bytes = most_bytes
+        self.inside = 0
+        self.bytes = 0
+        self.lock = threading.Lock()
+
+    @contextmanager
+    def admit(self, size: int) -> Iterator[Place]:
+        with self.lock:
+            if self.inside >= self.most or self.bytes + size > self.most_bytes:
+                raise Refused(503, "The service is busy. Try again in a moment.", retry_after=1)
+            self.inside += 1
+            self.bytes += size
+        place = Place(self, size)
+        try:
+            yield place
+        finally:
+            place.leave()
+
+
+class Place:
+    """What one request takes up behind a gate, until it is answered and no thread has its data any more."""
+
+    def __init__(self, gate: Gate, size: int) -> None:
+        self._gate, self._size = gate, size
+        self._holders = 1
+
+    def hold(self, work: Future[Any]) -> Future[Any]:
+        """Keep the place until `work` is done, or has left its queue, even if nobody waits for it any longer."""
+        with self._gate.lock:
+            self._holders += 1
+        work.add_done_callback(lambda _: self.leave())
+        return work
+
+    def leave(self) -> None:
+        with self._gate.lock:
+            self._holders -= 1
+            if not self._holders:
+                self._gate.inside -= 1
+                self._gate.bytes -= self._size
+
+
+class Service:
+    """The models with everything that answers requests."""
+
+    def __init__(self, hosting: Hosting, settings: Settings) -> None:
+        self.hosting = hosting
+        self.settings = settings
+        self.metrics = Metrics()
+        self.batcher = Batcher(settings.max_batch, settings.max_wait, self.metrics.prediction)
+        self.predicting = Gate(settings.max_queue, settings.max_queue_bytes)
+        self.explaining = Gate(settings.max_explanations, settings.max_queue_bytes)
+        self.decoders = Workers(settings.decoders, "decoder")
+        self.explainer = Workers(1, "explainer")
+        self.pace = {False: 0.0, True: 0.0}  # seconds of an explanation, without and with faithfulness: a moving mean
+        self.stopping = False
+        self._watch()
+
+    def _watch(self) -> None:
+        predicting, explaining = self.predicting, self.explaining
+        self.metrics.watch("patchloom_predicting", "Predictions under way", lambda: predicting.inside)
+        self.metrics.watch("patchloom_explaining", "Explanations under way", lambda: explaining.inside)
+        self.metrics.watch(
+            "patchloom_upload_bytes", "Bytes of uploads under way", lambda: predicting.bytes + explaining.bytes
+        )
+        self.metrics.watch("patchloom_queue_images", "Images that wait for a batch", lambda: self.batcher.waiting)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a thread still works, perhaps for a client that has gone."""
+        return self.decoders.busy or self.explainer.busy
+
+    def close(self, seconds: float = 2.0) -> None:
+        """End the threads; one that does not end within so many seconds is left to itself."""
+        self.decoders.close(seconds)
+        self.explainer.close(seconds)
+        self.batcher.close(seconds)
+
+    def find(self, name: str | None) -> HostedModel:
+        try:
+            return self.hosting.find(name)
+        except PatchloomError as error:
+            raise Refused(404, str(error)) from None
+
+    def check_queue(self, faithfulness: bool) -> None:
+        """Refuse an explanation that could not be answered in time behind those that come before it."""
+        quick, slow = self.explainer.ahead(urgent=not faithfulness)
+        ahead = quick * self.pace[False] + slow * self.pace[True]
+        if ahead and ahead + self.pace[faithfulness] > self.settings.explain_timeout:
+            raise Refused(503, f"The service is busy: about {ahead:.0f} s of work come first.", math.ceil(ahead))
+
+    async def predict(self, model: HostedModel, data: bytes, place: Place, top: int) -> dict[str, Any]:
+        return await _within(self.settings.timeout, self._predict(model, data, place, top))
+
+    async def explain(self, model: HostedModel, data: bytes, place: Place, **asked: Any) -> dict[str, Any]:
+        return await _within(self.settings.explain_timeout, self._explain(model, data, place, asked))
+
+    async def _decoded(self, model: HostedModel, data: bytes, place: Place) -> np.ndarray:
+        """(height, width, 3) uint8: what the network sees, all that is kept of the image."""
+        work = partial(cut, data, model, self.settings)
+        pixels: np.ndarray = await asyncio.wrap_future(place.hold(self.decoders.submit(work)))
+        return pixels
+
+    async def _predict(self, model: HostedModel, data: bytes, place: Place, top: int) -> dict[str, Any]:
+        begun = time.perf_counter()
+        self.batcher.expect()
+        try:
+            pixels = await self._decoded(model, data, place)
+        except BaseException:
+            self.batcher.forget()
+            raise
+        decoded = time.perf_counter()
+        answer = await asyncio.wrap_future(self.batcher.submit(model, pixels))
+        if not np.isfinite(answer.chances).all():
+            raise Refused(503, f"{model.name} gives no numbers for it: its weights are damaged.")
+        return {
+            "model": model.name,
+            "predictions": best_classes(model.network, answer.chances, top),
+            "timings": _timings(decoded - begun, answer.queued, answer.computed, answer.batch),
+        }
+
+    async def _explain(self, model: HostedModel, data: bytes, place: Place, asked: dict[str, Any]) -> dict[str, Any]:
+        begun = time.perf_counter()
+        pixels = await self._decoded(model, data, place)
+        decoded = time.perf_counter()
+        measures = bool(asked["faithfulness"])
+        self.check_queue(measures)
+        work = self.explainer.submit(partial(_explained, model, pixels, asked), urgent=not measures)
+        found, seconds = await asyncio.wrap_future(place.hold(work))
+        before = self.pace[measures]
+        self.pace[measures] = 0.7 * before + 0.3 * seconds if before else seconds
+        waited = time.perf_counter() - decoded - seconds
+        return {
+            "model": model.name,
+            "predictions": found.predictions,
+            "target": found.target,
+            "image": _png(Image.fromarray(found.image)),
+            "maps": [{"name": name, "png": _grey(values)} for name, values in found.maps.items()],
+            "layers": [
+                {"name": name, "heads": list(map(_grey, _stretched(maps)))} for name, maps in found.heads.items()
+            ],
+            "faithfulness": _plain(found.faithfulness or {}),
+            "timings": _timings(decoded - begun, waited, seconds, 1),
+        }
+
+
+async def _within(seconds: float, work: Awaitable[T]) -> T:
+    try:
+        return await asyncio.wait_for(work, seconds)
+    except asyncio.TimeoutError:  # the built-in one only since Python 3.11
+        raise Refused(503, f"There was no answer within {seconds:g} seconds.", retry_after=5) from None
+
+
+def cut(data: bytes, model: HostedModel, settings: Settings) -> np.ndarray:
+    return np.asarray(resize_and_crop(decode_upload(data, settings), model.network.preprocessing))
+
+
+def _explained(model: HostedModel, pixels: np.ndarray, asked: dict[str, Any]) -> tuple[Any, float]:
+    begun = time.perf_counter()
+    try:
+        found = explain(model.twin, pixels, **asked)
+    except PatchloomError as error:
+        raise Refused(422, str(error)) from None
+    return found, time.perf_counter() - begun
+
+
+def _timings(decode: float, queue: float, model: float, batch: int) -> dict[str, float]:
+    seconds = {"decode_ms": decode, "queue_ms": queue, "model_ms": model}
+    return {**{name: round(1000 * value, 2) for name, value in seconds.items()}, "batch": batch}
+
+
+def _stretched(maps: np.ndarray) -> Sequence[np.ndarray]:
+    """Each of (heads, height, width) by itself to [0, 1]: the page shows where a head looks, not how much."""
+    low = maps.min(axis=(1, 2), keepdims=True)
+    span = maps.max(axis=(1, 2), keepdims=True) - low
+    return list((maps - low) / np.where(span > 0, span, 1))
+
+
+def _grey(values: np.ndarray) -> str:
+    """A map (height, width) in [0, 1] as a small grey PNG, base64."""
+    image = Image.fromarray((np.nan_to_num(values).clip(0, 1) * 255).round().astype(np.uint8))
+    image.thumbnail((_PREVIEW, _PREVIEW), Image.Resampling.BILINEAR)
+    return _png(image)
+
+
+def _png(image: Image.Image) -> str:
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def _plain(value: Any) -> Any:
+    """For JSON: plain numbers, and null for what is no number."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, float | np.floating):
+        return float(value) if math.isfinite(value) else None
+    return value
