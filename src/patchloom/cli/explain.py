@@ -68,9 +68,9 @@ def _run_models(options: argparse.Namespace) -> None:
 def _run_pictures(options: argparse.Namespace) -> None:
     from patchloom.errors import PatchloomError
     from patchloom.explaining.explanation import find_class
-    from patchloom.explaining.figures import new_figure
     from patchloom.explaining.maps import check_maps
     from patchloom.tasks.evaluate import expand_images, open_model
+    from patchloom.tasks.figures import new_figure
 
     if not options.images:
         raise PatchloomError("explain needs images, patchloom explain FROM IMAGE... --out DIR, or --model-only.")
@@ -99,14 +99,14 @@ def _run_pictures(options: argparse.Namespace) -> None:
 def _explain_one(network: Any, path: Path, maps: tuple[str, ...], target: str | None, out: Path) -> dict[str, Any]:
     from patchloom.errors import PatchloomError
     from patchloom.explaining.explanation import explain
+    from patchloom.tasks.figures import save_figure
 
     try:
         found = explain(network, path, maps=maps, target=target)
     except PatchloomError as error:
         return {"path": str(path), "error": str(error)}
     figure = _free_name(out, path.stem)
-    with _writing(figure):
-        found.figure.savefig(figure, dpi=120)
+    save_figure(found.figure, figure)
     return {"path": str(path), "figure": str(figure), **found.to_json()}
 
 

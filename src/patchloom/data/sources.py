@@ -209,7 +209,7 @@ def open_header(data: bytes) -> Image.Image:
 
     Pillow itself only warns of an image between its limit and twice its limit.
     """
-    image = Image.open(io.BytesIO(data), formats=_formats())
+    image = Image.open(io.BytesIO(data), formats=readable_formats(_FORMATS))
     limit = Image.MAX_IMAGE_PIXELS
     if limit is not None and image.width * image.height > limit:
         raise ValueError(f"{image.width} x {image.height} pixels are more than Pillow's limit of {limit}")
@@ -218,9 +218,10 @@ def open_header(data: bytes) -> Image.Image:
 
 
 @cache
-def _formats() -> tuple[str, ...]:
+def readable_formats(names: frozenset[str]) -> tuple[str, ...]:
+    """Those that this Pillow was built with; it must have loaded its plugins before it may be asked for some."""
     Image.init()
-    return tuple(sorted(_FORMATS & set(Image.OPEN)))
+    return tuple(sorted(names & set(Image.OPEN)))
 
 
 def _reason(error: BaseException, data: bytes | None) -> str:

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from patchloom.explaining.figures import layer_label, new_figure
+from patchloom.explaining.figures import layer_label
 from patchloom.tasks.compare import draw_disagreement
+from patchloom.tasks.figures import new_figure, save_figure
 
 CLASSES = 20  # that a legend has room for
 
@@ -144,5 +145,5 @@ def _title(name: str, about: dict[str, Any]) -> str:
 
 
 def _save(figure: Any, path: Path) -> Path:
-    figure.savefig(path, dpi=120)
+    save_figure(figure, path)
     return path

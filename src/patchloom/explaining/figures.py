@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from patchloom.errors import PatchloomError
+from patchloom.tasks.figures import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -17,15 +17,6 @@ if TYPE_CHECKING:
 SHOWN = 0.1  # the probability from which on a class is named, and has a map of its own
 MASS = 0.6  # of a map, that the thresholded picture keeps
 INCH = 2.2  # of one small picture
-
-
-def new_figure(width: float, height: float) -> Figure:
-    """An empty figure that belongs to no window."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise PatchloomError("Figures need matplotlib: pip install 'patchloom[figures]'.") from error
-    return Figure(figsize=(width, height), layout="constrained")
 
 
 def draw_explanation(explanation: Explanation) -> Figure:

@@ -7,7 +7,6 @@ import asyncio
 import io
 import re
 import struct
-from functools import cache
 from typing import TYPE_CHECKING
 
 import python_multipart
@@ -17,13 +16,13 @@ from python_multipart.multipart import parse_options_header
 from starlette.requests import ClientDisconnect, Request
 
 from patchloom.data.images import LONGEST
-from patchloom.data.sources import UnreadableImage, decode
+from patchloom.data.sources import UnreadableImage, decode, readable_formats
 from patchloom.serve.settings import Settings
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
 
-FORMATS = ("PNG", "JPEG", "MPO", "GIF", "BMP", "WEBP", "TIFF")  # MPO: the JPEG of some phones
+FORMATS = frozenset({"PNG", "JPEG", "MPO", "GIF", "BMP", "WEBP", "TIFF"})  # MPO: the JPEG of some phones
 NAMES = "PNG, JPEG, GIF, BMP, WEBP or TIFF"
 _AROUND = 64 * 1024  # what a multipart body may hold besides the file
 _MOST_PARTS, _MOST_HEADERS = 16, 16 * 1024  # parsed byte by byte, in the event loop
@@ -164,7 +163,7 @@ def check_header(data: bytes, settings: Settings) -> None:
     size = _webp_size(data)  # Pillow makes room for the whole image when it opens one
     if size is None:
         try:
-            with Image.open(io.BytesIO(data), formats=_formats()) as image:
+            with Image.open(io.BytesIO(data), formats=readable_formats(FORMATS)) as image:
                 size = image.size
                 _check_scans(image, data)
         except UnidentifiedImageError:
@@ -199,13 +198,6 @@ def count_scans(data: bytes) -> int:
         if marker > 0xBF and marker != _SOI:  # has a segment, whose first two bytes are its length
             place += int.from_bytes(data[place : place + 2], "big")
     return scans
-
-
-@cache
-def _formats() -> tuple[str, ...]:
-    """Those that this Pillow was built with; it must have loaded its plugins before it may be asked for some."""
-    Image.init()
-    return tuple(name for name in FORMATS if name in Image.OPEN)
 
 
 def _webp_size(data: bytes) -> tuple[int, int] | None:

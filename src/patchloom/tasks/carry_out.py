@@ -23,7 +23,7 @@ from patchloom.training.checkpoints import read_checkpoint
 from patchloom.training.console import Console
 from patchloom.training.loop import Loop
 from patchloom.training.mirrors import check_log, open_mirrors
-from patchloom.training.processes import join_processes
+from patchloom.training.processes import join_processes, restarted
 from patchloom.training.report import write_report
 from patchloom.training.run import Run, write_text
 from patchloom.training.sharding import whole_tensors
@@ -41,8 +41,8 @@ def carry_out(
     console: Console | None = None,
 ) -> Run:
     """Begin a run in the folder `out`, and train to its end."""
-    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) and (Path(out) / "recipe.yaml").exists():
-        return resume(out, console)  # torchrun starts the same command again after a process was lost
+    if restarted() and (Path(out) / "recipe.yaml").exists():
+        return resume(out, console)
     processes = join_processes()
     console = console or Console()
     console.quiet = console.quiet or not processes.first

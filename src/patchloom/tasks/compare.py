@@ -16,6 +16,7 @@ from patchloom.data.mixing import normalise
 from patchloom.errors import PatchloomError
 from patchloom.tasks.distill import token_cosines
 from patchloom.tasks.evaluate import held_out_by, open_items, open_model, relabel
+from patchloom.tasks.figures import new_figure, save_figure
 from patchloom.training.console import Console
 from patchloom.training.evaluation import head_answer, score
 
@@ -86,14 +87,8 @@ def disagreement_text(result: dict[str, Any]) -> str:
 
 def draw_disagreement(result: dict[str, Any], path: Path) -> None:
     """The table as a picture, and the cosines through the layers beside it."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise PatchloomError("Figures need matplotlib: pip install 'patchloom[figures]'.") from error
-    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise PatchloomError(f"A figure is a .png, .svg or .pdf file, not {path.name!r}.")
     names, rates, cosines = result["names"], np.asarray(result["rates"]), result["cosines"]
-    figure = Figure(figsize=(5 + 4 * bool(cosines), 4), layout="constrained")
+    figure = new_figure(5 + 4 * bool(cosines), 4)
     panels = figure.subplots(1, 1 + bool(cosines), squeeze=False)
     table = panels[0][0]
     table.imshow(rates, cmap="cividis", vmin=0)
@@ -109,7 +104,4 @@ def draw_disagreement(result: dict[str, Any], path: Path) -> None:
             panels[0][1].plot(values, marker="o", label=name[-_LABEL:])
         panels[0][1].set(xlabel="after block", ylabel="cosine of class and distillation token", ylim=(-0.1, 1.02))
         panels[0][1].legend()
-    try:
-        figure.savefig(path, dpi=120)
-    except OSError as error:
-        raise PatchloomError(f"{path} cannot be written: {error}.") from error
+    save_figure(figure, path)

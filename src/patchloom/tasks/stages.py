@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from dataclasses import asdict, dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -20,7 +19,7 @@ from patchloom.tasks import carry_out as single
 from patchloom.tasks.job import Job, plan_job
 from patchloom.tasks.train import plan_finetune
 from patchloom.training.console import Console
-from patchloom.training.processes import join_processes
+from patchloom.training.processes import join_processes, restarted
 from patchloom.training.run import Run, write_text
 
 _FILE = "stages.json"
@@ -64,8 +63,8 @@ def carry_out(
 ) -> Run:
     """Both stages, one after the other."""
     folder = Path(out)
-    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) and (folder / _FILE).exists():
-        return resume(folder, console)  # torchrun starts the same command again after a process was lost
+    if restarted() and (folder / _FILE).exists():
+        return resume(folder, console)
     single.check_free(out)
     if (folder / _FILE).exists():
         raise PatchloomError(f"{folder} holds a run already: `patchloom resume {folder}` goes on with it.")
@@ -89,9 +88,7 @@ def carry_out(
 def resume(folder: str | PathLike[str], console: Console | None = None, more_epochs: int = 0) -> Run:
     """Go on with a run, of one stage or of two; `more_epochs` are added to the last stage."""
     place, console = Path(folder), console or Console()
-    if not (place / _FILE).exists():
-        return single.resume(place, console, more_epochs)
-    if (place / "recipe.yaml").exists():
+    if not (place / _FILE).exists() or (place / "recipe.yaml").exists():
         return single.resume(place, console, more_epochs)
     if more_epochs:
         raise PatchloomError(f"{place} is in its first stage: `patchloom resume {place}` first.")

@@ -20,7 +20,8 @@ from torch.nn import functional as F
 from patchloom.compat import import_timm
 from patchloom.errors import PatchloomError
 from patchloom.models.preprocessing import Preprocessing
-from patchloom.weights.files import digest, read
+from patchloom.weights.delta import checksum
+from patchloom.weights.files import read
 from patchloom.weights.load import load
 from patchloom.weights.shards import sync
 
@@ -150,7 +151,7 @@ def open_teacher(source: str, device: torch.device, hints: Mapping[str, Any] | N
     else:
         network = load(source, **hints).to(device).eval()
         count, names = network.config.num_classes, network.class_names
-        teacher = Teacher(source, network, network.preprocessing, names, count, _digest(network.state_dict()))
+        teacher = Teacher(source, network, network.preprocessing, names, count, checksum(network))
     teacher.how = dataclasses.replace(teacher.how, **colours)
     return teacher
 
@@ -176,7 +177,7 @@ def _timm_teacher(source: str, device: torch.device) -> Teacher:
         tuple(about["input_size"][1:]), tuple(about["mean"]), tuple(about["std"]), about["crop_pct"], "bicubic"
     )
     names = _imagenet_names(timm) if network.num_classes == 1000 else None
-    return Teacher(source, network, how, names, network.num_classes, _digest(network.state_dict()))
+    return Teacher(source, network, how, names, network.num_classes, checksum(network))
 
 
 def _classes_of(tensors: Mapping[str, Tensor], published: Any) -> dict[str, int]:
@@ -222,7 +223,3 @@ def _onnx_teacher(path: Path) -> Teacher:
             f"size. {str(error).splitlines()[0]}"
         ) from error
     return Teacher(str(path), run, how, names, count, content)
-
-
-def _digest(tensors: dict[str, Tensor]) -> str:
-    return digest("", {name: tensor.cpu() for name, tensor in tensors.items()})

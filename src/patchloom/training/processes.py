@@ -64,6 +64,11 @@ class Processes:
             dist.barrier()
 
 
+def restarted() -> bool:
+    """Whether torchrun has started the same command again, after a process was lost."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
 def join_processes() -> Processes:
     """Join the processes that torchrun started, or be the only one."""
     count, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from patchloom.errors import PatchloomError
 from patchloom.models.network import Network
@@ -50,5 +50,6 @@ def share(network: Network, base: Network, names: list[str]) -> None:
         setattr(network.get_submodule(path), leaf, getattr(base.get_submodule(path), leaf))
 
 
-def checksum(network: Network) -> str:
+def checksum(network: nn.Module) -> str:
+    """Of all parameters and buffers."""
     return digest("", {name: tensor.cpu() for name, tensor in network.state_dict().items()})
