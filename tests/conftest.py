@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import patchloom
+
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup, which what is tested obeys
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 REFERENCE = Path(__file__).parent / "reference"
 SHARED = Path(__file__).parents[2] / "shared"
