@@ -19,6 +19,7 @@ _HOMES = {
     "evaluate": "patchloom.tasks.evaluate",
     "explain": "patchloom.explaining.explanation",
     "finetune": "patchloom.tasks.train",
+    "fuse": "patchloom.models.fused",
     "layerscale_value": "patchloom.layers.scales",
     "list_models": "patchloom.models.registry",
     "load": "patchloom.weights.load",
@@ -29,7 +30,7 @@ _HOMES = {
     "uniform_drop_rate": "patchloom.layers.scales",
 }
 __all__ = list(_HOMES)
-_ROOMS = ("compat", "data", "errors", "explaining", "layers", "models", "recipes", "tasks", "training", "weights")
+_ROOMS = ("compat", "data", "errors", "explaining", "kernels", "layers", "models", "recipes", "tasks", "training", "weights")
 
 
 def __getattr__(name: str) -> Any:
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from patchloom.layers.scales import layerscale_value as layerscale_value
     from patchloom.layers.scales import uniform_drop_rate as uniform_drop_rate
     from patchloom.models.complexity import complexity as complexity
+    from patchloom.models.fused import fuse as fuse
     from patchloom.models.registry import create_model as create_model
     from patchloom.models.registry import list_models as list_models
     from patchloom.models.roles import parameter_roles as parameter_roles

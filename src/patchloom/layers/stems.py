@@ -49,10 +49,13 @@ class LinearStem(Stem):
         if not replaceable(self.proj, nn.Conv2d):
             return self.plain(images)
         weight, bias = self.proj.weight, self.proj.bias
-        side = weight.shape[-1]
-        grid = images.unflatten(3, (-1, side)).unflatten(2, (-1, side))  # (B, C, rows, side, columns, side)
-        pixels = grid.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
-        return F.linear(pixels, weight.flatten(1), bias)
+        return F.linear(patch_pixels(images, weight.shape[-1]), weight.flatten(1), bias)
+
+
+def patch_pixels(images: Tensor, side: int) -> Tensor:
+    """(B, C, height, width) -> (B, N, C * side * side): the pixels of each patch in a row."""
+    grid = images.unflatten(3, (-1, side)).unflatten(2, (-1, side))  # (B, C, rows, side, columns, side)
+    return grid.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
 
 
 class MapNorm(nn.Module):

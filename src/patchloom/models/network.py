@@ -96,6 +96,8 @@ class Network(nn.Module):
     positions: nn.Parameter | None
     maps = False  # the trunk works on maps (B, height, width, D) instead of tokens
     load_report: Any = None  # set by patchloom.load
+    fused = False  # a copy for inference, made by patchloom.fuse
+    class_token_only = True  # for logits, the last block computes only what they need
     gradient_checkpointing = False  # recompute each block in the backward pass instead of keeping its activations
 
     def __init__(
@@ -173,6 +175,8 @@ class Network(nn.Module):
 
     def train(self, mode: bool = True) -> Network:
         """As every module's; a BatchNorm whose parameters are frozen keeps its statistics as well."""
+        if self.fused and mode:
+            raise PatchloomError("A fused copy is for inference: train the network that it was made from.")
         super().train(mode)
         for module in self.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm) and not any(
@@ -198,7 +202,7 @@ class Network(nn.Module):
 
     def _read(self, images: Tensor) -> Tensor:
         """What the heads read: the prefix tokens, or the average of the patches."""
-        tokens, layout = self._tokens(images, whole=False)
+        tokens, layout = self._tokens(images, whole=not self.class_token_only)
         if layout.prefix:
             return self.norm(tokens[:, : layout.prefix])
         return self.norm(tokens).mean(dim=1, keepdim=True)

@@ -1,0 +1,188 @@
+"""The C++ kernels as torch operators, `torch.ops.patchloom.*`, for float32 on a CPU that has AVX2 or AVX-512.
+
+Shapes: B images, N tokens, D channels, H heads of d = D / H channels. Weights of a Linear come as panels (`pack`). An
+operator whose name ends in `_` adds to its first argument in place.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from patchloom.kernels.build import library
+
+SWITCH = "PATCHLOOM_KERNELS"  # 0 in the environment: never
+
+_operators = torch.library.Library("patchloom", "DEF")
+
+
+@cache
+def why_not() -> str | None:
+    """Why the C++ kernels cannot be used here, as a sentence; None when they can."""
+    if os.environ.get(SWITCH) == "0":
+        return f"{SWITCH}=0 switches the C++ kernels off."
+    capability = torch.backends.cpu.get_cpu_capability()
+    if capability not in ("AVX2", "AVX512"):
+        return f"The C++ kernels need AVX2 or AVX-512; torch says that this processor has {capability}."
+    if not library(capability.lower()).exists():
+        return "The C++ kernels were not compiled when patchloom was installed: no compiler was there, or not this system."
+    try:
+        _library()
+    except OSError as error:
+        return f"The C++ kernels cannot be loaded ({error})."
+    return None
+
+
+def available() -> bool:
+    return why_not() is None
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    loaded = ctypes.CDLL(str(library(torch.backends.cpu.get_cpu_capability().lower())))
+    for name, arguments in _SIGNATURES.items():
+        getattr(loaded, f"patchloom_{name}").argtypes = [_KINDS[kind] for kind in arguments]
+        getattr(loaded, f"patchloom_{name}").restype = None
+    return loaded
+
+
+_KINDS: dict[str, Any] = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "f": ctypes.c_float, "i": ctypes.c_int}
+_SIGNATURES = {  # of native.cpp, a letter an argument
+    "linear": "ppnppnnfiii",
+    "ffn": "ppnnnppppfi",
+    "attention": "pppppppppfi",
+    "cross_patch": "pppppi",
+    "depthwise": "ppppppi",
+    "gated_linear": "pppnnppnni",
+}
+
+
+def _call(name: str, *arguments: Any) -> None:
+    """Call a kernel with tensors, sizes (a tuple becomes an array) and numbers, on as many threads as torch has."""
+    kept = [(ctypes.c_int64 * len(a))(*a) if isinstance(a, tuple) else a for a in arguments]
+    raw = [a.data_ptr() if isinstance(a, Tensor) else a for a in kept]
+    getattr(_library(), f"patchloom_{name}")(*raw, torch.get_num_threads())
+
+
+def panel() -> int:
+    """Columns that the kernels compute at a time."""
+    return int(_library().patchloom_panel())
+
+
+def pack(weight: Tensor) -> Tensor:
+    """Weights of a Linear (outputs, inputs) as panels (outputs / panel, inputs, panel), zeros where none are left."""
+    padded = F.pad(weight, (0, 0, 0, -len(weight) % panel()))
+    return padded.unflatten(0, (-1, panel())).transpose(1, 2).contiguous()
+
+
+def padded(vector: Tensor) -> Tensor:
+    """A vector with zeros up to a whole panel."""
+    return F.pad(vector, (0, -len(vector) % panel())).contiguous()
+
+
+def _operator(schema: str, meta: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a function as torch.ops.patchloom.NAME, with `meta` for shapes alone."""
+    name = schema.split("(")[0]
+    _operators.define(schema)
+    _operators.impl(name, meta, "Meta")
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        _operators.impl(name, function, "CPU")
+        return function
+
+    return register
+
+
+def _nothing(*_: Any) -> None:
+    return None
+
+
+@_operator(
+    "linear(Tensor x, Tensor weight, Tensor bias, int outputs, float eps, bool activate) -> Tensor",
+    lambda x, weight, bias, outputs, eps, activate: x.new_empty((*x.shape[:-1], outputs)),
+)
+def linear(x: Tensor, weight: Tensor, bias: Tensor, outputs: int, eps: float, activate: bool) -> Tensor:
+    """(..., D) -> (..., outputs): a Linear, of x normalised when eps >= 0, through a GELU when told to."""
+    x = x.contiguous()
+    out = x.new_empty((*x.shape[:-1], outputs))
+    inputs = x.shape[-1]
+    _call("linear", x, out, x.numel() // inputs, weight, bias, inputs, outputs, eps, activate, False)
+    return out
+
+
+@_operator("linear_(Tensor(a!) total, Tensor x, Tensor weight, Tensor bias, Tensor? gate) -> ()", _nothing)
+def linear_(total: Tensor, x: Tensor, weight: Tensor, bias: Tensor, gate: Tensor | None) -> None:
+    """total (..., outputs) += a Linear of x (..., D), of gate * x when there is a gate (B, D)."""
+    x = x.contiguous()
+    inputs, outputs = x.shape[-1], total.shape[-1]
+    rows = x.numel() // inputs
+    if gate is None:
+        _call("linear", x, total, rows, weight, bias, inputs, outputs, -1.0, False, True)
+    else:
+        _call("gated_linear", x, gate, total, rows, rows // len(gate), weight, bias, inputs, outputs)
+
+
+@_operator(
+    "ffn_(Tensor(a!) total, Tensor? x, Tensor weight1, Tensor bias1, Tensor weight2, Tensor bias2, int hidden, float eps) -> ()",
+    _nothing,
+)
+def ffn_(
+    total: Tensor, x: Tensor | None, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor, hidden: int, eps: float
+) -> None:
+    """total (..., D) += fc2(GELU(fc1(x))), x normalised first when eps >= 0; without x, of total itself."""
+    x = total if x is None else x.contiguous()
+    dim = x.shape[-1]
+    _call("ffn", x, total, x.numel() // dim, dim, hidden, weight1, bias1, weight2, bias2, eps)
+
+
+@_operator("cross_patch_(Tensor(a!) x, Tensor weight, Tensor channels, Tensor patches) -> ()", _nothing)
+def cross_patch_(x: Tensor, weight: Tensor, channels: Tensor, patches: Tensor) -> None:
+    """x (B, N, D) += ResMLP's mixing: scale * (weight @ x) + rows * across + shift * gain.
+
+    `channels` (3, D) has scale, across and gain, each padded to a panel; `patches` (2, N) has rows and shift.
+    """
+    _call("cross_patch", x, tuple(x.shape), weight, channels, patches)
+
+
+@_operator(
+    "depthwise(Tensor x, Tensor weight, Tensor bias) -> (Tensor, Tensor)",
+    lambda x, weight, bias: (torch.empty_like(x), x.new_empty((x.shape[0], x.shape[-1]))),
+)
+def depthwise(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """GELU of a depth-wise 3 x 3 convolution of maps (B, height, width, D), and its mean (B, D); weight is (9, D)."""
+    x = x.contiguous()
+    out, mean = torch.empty_like(x), x.new_empty((x.shape[0], x.shape[-1]))
+    _call("depthwise", x, out, mean, tuple(x.shape), weight, bias)
+    return out, mean
+
+
+@_operator(
+    "attention(Tensor q, Tensor k, Tensor v, Tensor? before, Tensor? after, Tensor? shift, float scale) -> Tensor",
+    lambda q, k, v, before, after, shift, scale: q.new_empty((q.shape[0], q.shape[2], q.shape[1] * q.shape[3])),
+)
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, before: Tensor | None, after: Tensor | None, shift: Tensor | None, scale: float
+) -> Tensor:
+    """softmax(scale q k^T) v, heads joined: q (B, H, Q, d), k and v (B, H, K, d) -> (B, Q, D).
+
+    With `before` and `after` (H, H) heads are mixed before and after softmax; `shift` (H) is the second mixing's bias.
+    """
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    images, heads, queries, width = q.shape
+    out = q.new_empty((images, queries, heads, width))
+    strides = tuple(s for x in (q, k, v, out.transpose(1, 2)) for s in x.stride()[:3])
+    if before is not None and after is not None and shift is not None:
+        room = -heads % 4
+        before = F.pad(before, (0, 0, 0, room)).contiguous()
+        shift = F.pad(shift, (0, room)).contiguous()
+        after = after.contiguous()
+    shape = (images, heads, queries, k.shape[-2], width)
+    _call("attention", q, k, v, out, shape, strides, before, after, shift, scale)
+    return out.flatten(2)

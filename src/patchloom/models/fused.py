@@ -1,0 +1,327 @@
+"""A copy of a network for inference: norms, scales and biases folded into the weights beside them, residuals in place.
+
+Exact to float rounding. Each residual branch becomes one that adds to the tokens where they are; a branch of a kind that
+is not known here stays as it is. Shapes: x is (B, N, D) tokens or (B, height, width, D) maps.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from patchloom.errors import PatchloomError
+from patchloom.kernels import native
+from patchloom.layers.attention import (
+    Attention,
+    ClassAttention,
+    SelfAttention,
+    TalkingHeadsAttention,
+    talking_heads_by_image,
+)
+from patchloom.layers.ffn import FFN
+from patchloom.layers.inplace import replaceable
+from patchloom.layers.mixing import ConvBranch, CrossPatchLinear, Pointwise, SqueezeExcite, convolve
+from patchloom.layers.norms import Affine, BatchNorm
+from patchloom.layers.residual import Branch, DropPath, Residual
+from patchloom.layers.scales import FixupScale, LayerScale, ScalarScale, Scale
+from patchloom.layers.stems import LinearStem, patch_pixels
+from patchloom.models.network import Network, unwrapped
+
+
+def fuse(model: nn.Module, class_token_only: bool = True, kernels: bool = True) -> Network:
+    """A copy of `model` for inference: the same logits to float rounding, faster; `model` stays as it is.
+
+    class_token_only   the last block computes what the logits need and no more; `features` always gives every token
+    kernels            use the C++ kernels where they can be used: float32 on a CPU that has the instructions
+    """
+    network = copy.deepcopy(unwrapped(model)).eval().requires_grad_(False)
+    first = next(network.parameters())
+    kernels = kernels and first.is_cpu and first.dtype == torch.float32 and native.available()
+    network.class_token_only = class_token_only
+    network.fused = True
+    for stage in (network.blocks, network.pool):
+        for block in stage:
+            for name, residual in block.named_children():
+                setattr(block, name, fuse_residual(residual, kernels))
+    if type(network.stem) is LinearStem and replaceable(network.stem.proj, nn.Conv2d):
+        network.stem = FusedLinearStem(network.stem, kernels)
+    return network
+
+
+class FoldedLinear(nn.Module):
+    """A Linear whose weights are laid out as the kernel wants them, or as they are for torch."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, weight: Tensor, bias: Tensor, kernels: bool) -> None:
+        super().__init__()
+        self.outputs = len(weight)
+        self.kernels = kernels
+        self.register_buffer("weight", native.pack(weight) if kernels else weight.contiguous())
+        self.register_buffer("bias", native.padded(bias) if kernels else bias.contiguous())
+
+    def forward(self, x: Tensor, eps: float = -1.0, activate: bool = False) -> Tensor:
+        """Of x (..., D), normalised when eps >= 0; through a GELU when told to."""
+        return self._apply_part(x, self.weight, self.bias, self.outputs, eps, activate)
+
+    def part(self, x: Tensor, first: int, last: int, eps: float = -1.0) -> Tensor:
+        """Outputs first to last alone."""
+        if not self.kernels:
+            return self._apply_part(x, self.weight[first:last], self.bias[first:last], last - first, eps, False)
+        width = self.weight.shape[-1]
+        if first % width or last % width:
+            return self(x, eps)[..., first:last]
+        panels = self.weight[first // width : last // width]
+        return self._apply_part(x, panels, self.bias[first:last], last - first, eps, False)
+
+    def _apply_part(self, x: Tensor, weight: Tensor, bias: Tensor, outputs: int, eps: float, activate: bool) -> Tensor:
+        if self.kernels:
+            return torch.ops.patchloom.linear(x, weight, bias, outputs, eps, activate)
+        y = F.linear(x if eps < 0 else F.layer_norm(x, x.shape[-1:], eps=eps), weight, bias)
+        return torch.ops.aten.gelu_(y) if activate else y
+
+    def add_to(self, total: Tensor, x: Tensor, gate: Tensor | None = None) -> Tensor:
+        """total += Linear(x), or Linear(gate * x) with a gate (B, D)."""
+        if self.kernels:
+            torch.ops.patchloom.linear_(total, x, self.weight, self.bias, gate)
+            return total
+        if gate is not None:
+            x = x * gate.view(len(gate), *(1,) * (x.ndim - 2), -1)
+        return total.add_(F.linear(x, self.weight, self.bias))
+
+
+class FusedResidual(nn.Module):
+    """x + the sum of its branches, in place; parallel branches all read the x that came in."""
+
+    def __init__(self, branches: list[nn.Module]) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(branches)
+
+    def forward(self, x: Tensor, queries: int | None = None) -> Tensor:
+        if x.requires_grad:
+            raise PatchloomError("A fused copy is for inference: take gradients of the network that it was made from.")
+        x = x.contiguous()
+        if queries is not None:
+            total = x[:, :queries].clone()
+        else:
+            total = x if len(self.branches) == 1 else x.clone()
+        for branch in self.branches:
+            total = branch(total, x, queries)
+        return total
+
+
+class FusedAttention(nn.Module):
+    """total += scale(attention(norm(x))), for self-attention, talking heads and class-attention."""
+
+    def __init__(self, branch: Branch, kernels: bool) -> None:
+        super().__init__()
+        attention = branch.fn
+        assert isinstance(attention, Attention)
+        self.heads, self.scale = attention.heads, attention.scale
+        self.in_keys = getattr(attention, "in_keys", True)
+        self.kernels = kernels
+        self.eps, *affine = norm_parts(branch.norm)
+        if isinstance(attention, SelfAttention):
+            weight, bias = attention.qkv.weight, attention.qkv.bias
+        else:
+            layers = (attention.q, attention.k, attention.v)
+            weight, bias = torch.cat([layer.weight for layer in layers]), torch.cat([layer.bias for layer in layers])
+        self.qkv = FoldedLinear(*fold_input(weight, bias, *affine), kernels)
+        self.proj = FoldedLinear(*fold_output(attention.proj.weight, attention.proj.bias, branch.scale), kernels)
+        self.mixing = nn.Module()
+        talking = isinstance(attention, TalkingHeadsAttention)
+        self.mixing.register_buffer("before", attention.proj_l.weight * self.scale if talking else None)
+        self.mixing.register_buffer("after", attention.proj_w.weight.clone() if talking else None)
+        self.mixing.register_buffer("shift", attention.proj_w.bias.clone() if talking else None)
+
+    def forward(self, total: Tensor, x: Tensor, queries: int | None = None) -> Tensor:
+        dim = x.shape[-1]
+        if queries is None:
+            q, k, v = self.qkv(x, self.eps).chunk(3, dim=-1)
+        else:
+            q = self.qkv.part(x[:, :queries], 0, dim, self.eps)
+            k, v = self.qkv.part(x if self.in_keys else x[:, queries:], dim, 3 * dim, self.eps).chunk(2, dim=-1)
+        return self.proj.add_to(total, self.attend(*(part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (q, k, v))))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """(B, H, Q, d) and twice (B, H, K, d) -> (B, Q, D)."""
+        before, after, shift = self.mixing.before, self.mixing.after, self.mixing.shift
+        if self.kernels and (q.shape[2] >= FEW_QUERIES or before is not None):
+            return torch.ops.patchloom.attention(q, k, v, before, after, shift, 1.0 if before is not None else self.scale)
+        if before is None:
+            return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        lift = shift[:, None, None] * v.sum(dim=-2, keepdim=True)
+        return talking_heads_by_image(q, k, v, before, after, lift).transpose(1, 2).flatten(2)
+
+
+class FusedFFN(nn.Module):
+    """total += scale(fc2(GELU(fc1(norm(x)))))."""
+
+    def __init__(self, branch: Branch, kernels: bool) -> None:
+        super().__init__()
+        ffn = branch.fn
+        assert isinstance(ffn, FFN)
+        self.kernels = kernels
+        self.eps, *affine = norm_parts(branch.norm)
+        self.fc1 = FoldedLinear(*fold_input(ffn.fc1.weight, ffn.fc1.bias, *affine), kernels)
+        self.fc2 = FoldedLinear(*fold_output(ffn.fc2.weight, ffn.fc2.bias, branch.scale), kernels)
+
+    def forward(self, total: Tensor, x: Tensor, queries: int | None = None) -> Tensor:
+        if not self.kernels:
+            return self.fc2.add_to(total, self.fc1(x, self.eps, activate=True))
+        fc1, fc2 = self.fc1, self.fc2
+        torch.ops.patchloom.ffn_(
+            total, None if x is total else x, fc1.weight, fc1.bias, fc2.weight, fc2.bias, fc1.outputs, self.eps
+        )
+        return total
+
+
+class FusedCrossPatch(nn.Module):
+    """total += gamma (A (alpha x + beta) + b) = (gamma alpha) A x + (sums of A's rows) (gamma beta) + b gamma."""
+
+    weight: Tensor
+    channels: Tensor
+    patches: Tensor
+
+    def __init__(self, branch: Branch, kernels: bool) -> None:
+        super().__init__()
+        mixing = branch.fn
+        assert isinstance(mixing, CrossPatchLinear)
+        _, alpha, beta = norm_parts(branch.norm)
+        gamma, lift = scale_parts(branch.scale)
+        dim = max(part.numel() for part in (alpha, beta, gamma))
+        vectors = [part.expand(dim).float() for part in (gamma * alpha, gamma * beta, gamma)]
+        self.kernels = kernels and dim > 1
+        weight, bias = mixing.weight, mixing.bias.double()
+        room = -len(weight) % 12 if self.kernels else 0
+        self.register_buffer("weight", F.pad(weight, (0, 0, 0, room)).contiguous())
+        self.register_buffer("channels", torch.stack([native.padded(v) if self.kernels else v for v in vectors]))
+        self.register_buffer("patches", torch.stack([weight.double().sum(1), bias]).float())
+
+    def forward(self, total: Tensor, x: Tensor, queries: int | None = None) -> Tensor:
+        if self.kernels and total is x:
+            torch.ops.patchloom.cross_patch_(x, self.weight, self.channels, self.patches)
+            return x
+        scale, across, gain = self.channels[:, : x.shape[-1]]
+        rows, shift = self.patches[:, :, None]
+        mixed = self.weight[: x.shape[1]] @ x
+        return total.addcmul_(mixed, scale).add_(rows * across + shift * gain)
+
+
+class FusedConv(nn.Module):
+    """total += scale(conv_branch(norm(x))): PatchConvNet's block on maps."""
+
+    taps: Tensor
+
+    def __init__(self, branch: Branch, kernels: bool) -> None:
+        super().__init__()
+        conv = branch.fn
+        assert isinstance(conv, ConvBranch)
+        self.kernels = kernels
+        self.eps, *affine = norm_parts(branch.norm)
+        self.expand = FoldedLinear(*fold_input(conv.expand.weight.flatten(1), conv.expand.bias, *affine), kernels)
+        self.depthwise = conv.depthwise.to(memory_format=torch.channels_last)
+        self.register_buffer("taps", conv.depthwise.weight.flatten(1).t().contiguous())
+        squeeze = conv.squeeze_excite
+        self.reduce = FoldedLinear(squeeze.conv_reduce.weight.flatten(1), squeeze.conv_reduce.bias, False)
+        self.excite = FoldedLinear(squeeze.conv_expand.weight.flatten(1), squeeze.conv_expand.bias, False)
+        project = fold_output(conv.project.weight.flatten(1), conv.project.bias, branch.scale)
+        self.project = FoldedLinear(*project, kernels)
+
+    def forward(self, total: Tensor, x: Tensor, queries: int | None = None) -> Tensor:
+        y, mean = self.convolve(self.expand(x, self.eps, activate=True))
+        gate = self.excite(F.relu(self.reduce(mean))).sigmoid()
+        return self.project.add_to(total, y, gate)
+
+    def convolve(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """GELU of the depth-wise convolution of maps (B, height, width, D), and its mean (B, D)."""
+        if self.kernels and x.shape[-1] % 16 == 0:
+            return torch.ops.patchloom.depthwise(x, self.taps, self.depthwise.bias)
+        y = torch.ops.aten.gelu_(convolve(self.depthwise, x))
+        return y, y.mean(dim=(1, 2))
+
+
+class FusedLinearStem(nn.Module):
+    """Patches of pixels (B, C, height, width) -> tokens (B, N, D)."""
+
+    def __init__(self, stem: LinearStem, kernels: bool) -> None:
+        super().__init__()
+        assert stem.proj.bias is not None
+        self.side = stem.proj.kernel_size[0]
+        self.proj = FoldedLinear(stem.proj.weight.flatten(1), stem.proj.bias, kernels)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.proj(patch_pixels(images, self.side))
+
+
+FEW_QUERIES = 6  # below, packing all keys for them costs more than it gains
+_FUSED: dict[type[nn.Module], type[nn.Module]] = {
+    SelfAttention: FusedAttention,
+    TalkingHeadsAttention: FusedAttention,
+    ClassAttention: FusedAttention,
+    FFN: FusedFFN,
+    CrossPatchLinear: FusedCrossPatch,
+    ConvBranch: FusedConv,
+}
+
+
+_PLAIN = (Residual, Branch, nn.ModuleList, nn.Linear, nn.Conv2d, nn.LayerNorm, nn.Identity, Affine, BatchNorm, DropPath,
+          Scale, LayerScale, ScalarScale, FixupScale, SqueezeExcite, Pointwise, *_FUSED)  # fmt: skip
+
+
+def _plain(module: nn.Module) -> bool:
+    return any(replaceable(module, kind) for kind in _PLAIN)
+
+
+def fuse_residual(residual: Residual, kernels: bool) -> nn.Module:
+    """The residual in its fused form; a gate other than addition, or a stand-in for a plain layer, stays as it is."""
+    if residual.gate is not None or not all(_plain(module) for module in residual.modules()):
+        return residual
+    return FusedResidual([fuse_branch(branch, kernels) for branch in residual.branches])
+
+
+def fuse_branch(branch: Branch, kernels: bool) -> nn.Module:
+    kind = _FUSED.get(type(branch.fn))
+    if kind is None or (kind is FusedCrossPatch and isinstance(branch.norm, nn.LayerNorm)):
+        return branch  # statistics of each token do not go past a mixing of tokens
+    return kind(branch, kernels)
+
+
+def norm_parts(norm: nn.Module) -> tuple[float, Tensor, Tensor]:
+    """(eps, alpha, beta): alpha * x + beta, of the normalised x when eps >= 0; in double precision."""
+    if isinstance(norm, nn.LayerNorm):
+        return norm.eps, norm.weight.double(), norm.bias.double()
+    if isinstance(norm, Affine):
+        return -1.0, norm.alpha.double(), norm.beta.double()
+    if isinstance(norm, BatchNorm):
+        assert norm.running_var is not None and norm.running_mean is not None
+        alpha = norm.weight.double() / (norm.running_var.double() + norm.eps).sqrt()
+        return -1.0, alpha, norm.bias.double() - norm.running_mean.double() * alpha
+    assert isinstance(norm, nn.Identity), type(norm)
+    return -1.0, torch.ones(1, dtype=torch.double), torch.zeros(1, dtype=torch.double)
+
+
+def scale_parts(scale: Scale) -> tuple[Tensor, Tensor]:
+    """(gamma, bias) of what multiplies a branch, in double precision."""
+    zero = torch.zeros(1, dtype=torch.double)
+    if isinstance(scale, LayerScale):
+        return scale.gamma.double(), zero
+    if isinstance(scale, ScalarScale):
+        return scale.alpha.double(), scale.bias.double() if isinstance(scale, FixupScale) else zero
+    return zero + 1, zero
+
+
+def fold_input(weight: Tensor, bias: Tensor, alpha: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+    """W (alpha x + beta) + b as one Linear of x."""
+    wide = weight.double()
+    return (wide * alpha).to(weight), (bias.double() + (wide * beta).sum(dim=1)).to(bias)
+
+
+def fold_output(weight: Tensor, bias: Tensor, scale: Scale) -> tuple[Tensor, Tensor]:
+    """scale(W x + b) as one Linear of x."""
+    gamma, lift = scale_parts(scale)
+    return (gamma[:, None] * weight.double()).to(weight), (gamma * bias.double() + lift).to(bias)
