@@ -61,6 +61,38 @@ def test_drop_path_drops_whole_samples_and_keeps_the_mean() -> None:
     assert torch.equal(drop.eval()(x), x)
 
 
+@pytest.mark.parametrize("queries", [None, 1])
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.99])
+def test_computing_only_the_kept_samples_changes_neither_result_nor_gradients(
+    rate: float, queries: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = stir(patchloom.create_model("cait_nano", num_classes=3, img_size=16, depth=2, drop_path=rate)).train()
+    branch = (model.blocks if queries is None else model.pool)[0].mixing.branches[0]
+    branch.drop_path.rate = rate
+    x = torch.randn(7, 17, 96)
+    found = []
+    for kept_alone in (True, False):
+        monkeypatch.setattr(Branch, "kept_alone", kept_alone)
+        start = x.clone().requires_grad_()
+        torch.manual_seed(3)
+        out = branch(start if queries is None else start[:, :1], start, queries)
+        gradients = torch.autograd.grad(out.square().sum(), [start, *branch.parameters()])
+        found.append([out, *gradients])
+    for ours, plain in zip(*found, strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-4)  # the keys' bias has no effect: noise, no gradient
+
+
+def test_dropped_samples_are_not_computed_unless_a_batch_norm_sees_them() -> None:
+    seen: list[int] = []
+    layer = nn.Linear(4, 4)
+    layer.register_forward_hook(lambda _, inputs, __: seen.append(len(inputs[0])))
+    for norm in (nn.LayerNorm(4), nn.BatchNorm1d(5)):
+        branch, x = Branch(norm, layer, drop_path=0.5).train(), torch.randn(1000, 5, 4)
+        branch(x, x)
+    assert 440 < seen[0] < 560
+    assert seen[1] == 1000
+
+
 def test_layerscale_starts() -> None:
     assert bool((LayerScale(64, 0.1).gamma == 0.1).all())
     assert bool((LayerScale(64, 0.1, "zero").gamma == 0).all())

@@ -27,19 +27,26 @@ class DropPath(nn.Module):
     def active(self) -> bool:
         return self.training and self.rate > 0
 
-    def forward(self, y: Tensor) -> Tensor:
-        if not self.active:
-            return y
+    def draw(self, y: Tensor) -> Tensor:
+        """The factor of each sample, 0 or 1 / (1 - rate), (B, 1, ...)."""
         keep = 1 - self.rate
-        mask = y.new_empty((y.shape[0],) + (1,) * (y.ndim - 1)).bernoulli_(keep)
-        return y * (mask / keep)
+        return y.new_empty((y.shape[0],) + (1,) * (y.ndim - 1)).bernoulli_(keep) / keep
+
+    def forward(self, y: Tensor) -> Tensor:
+        return y * self.draw(y) if self.active else y
 
     def extra_repr(self) -> str:
         return f"{self.rate:g}"
 
 
 class Branch(nn.Module):
-    """total + drop(scale(fn(norm(x)))): one residual branch, added to what the others have summed up."""
+    """total + drop(scale(fn(norm(x)))): one residual branch, added to what the others have summed up.
+
+    On a CPU the samples that stochastic depth drops are not computed at all, unless a BatchNorm looks at all of them;
+    `kept_alone` switches that off. (Elsewhere counting the kept ones would wait for the device.)
+    """
+
+    kept_alone = True
 
     def __init__(self, norm: nn.Module, fn: nn.Module, scale: Scale | None = None, drop_path: float = 0.0) -> None:
         super().__init__()
@@ -47,12 +54,29 @@ class Branch(nn.Module):
         self.fn = fn
         self.scale = scale if scale is not None else Scale()
         self.drop_path = DropPath(drop_path)
+        self.independent = not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in self.modules())
 
     def forward(self, total: Tensor, x: Tensor, queries: int | None = None) -> Tensor:
-        y = self.fn(self.norm(x)) if queries is None else self.fn(self.norm(x), queries)
-        if self.drop_path.active:
-            return total + self.drop_path(self.scale.of(y))
-        return self.scale(total, y)
+        if not self.drop_path.active:
+            return self.scale(total, self.update(x, queries))
+        if self.kept_alone and self.independent and x.is_cpu and not torch.compiler.is_compiling():
+            return self.add_kept(total, x, queries)
+        return total + self.drop_path(self.scale.of(self.update(x, queries)))
+
+    def update(self, x: Tensor, queries: int | None) -> Tensor:
+        return self.fn(self.norm(x)) if queries is None else self.fn(self.norm(x), queries)
+
+    def add_kept(self, total: Tensor, x: Tensor, queries: int | None) -> Tensor:
+        """The same draw as the plain form, with only the kept samples computed.
+
+        When none is kept one is computed for nothing: data-parallel training waits for a gradient of every parameter.
+        """
+        factors = self.drop_path.draw(x).flatten()
+        kept = factors.nonzero().flatten()
+        if not len(kept):
+            kept = kept.new_zeros(1)
+        y = self.scale.of(self.update(x[kept], queries)).to(total.dtype)
+        return total.index_add(0, kept, y, alpha=float(factors[kept[0]]))
 
 
 class Residual(nn.Module):
