@@ -44,6 +44,12 @@ def available() -> bool:
     return why_not() is None
 
 
+def takes_kernels(x: Tensor) -> bool:
+    """Whether a tensor can go through the C++ kernels: float32 on a CPU, with no compiler or tracer that looks on."""
+    ready = x.is_cpu and x.dtype == torch.float32 and not (torch.compiler.is_compiling() or torch.jit.is_tracing())
+    return ready and available()
+
+
 @cache
 def _library() -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(library(torch.backends.cpu.get_cpu_capability().lower())))
@@ -58,6 +64,7 @@ _SIGNATURES = {  # of native.cpp, a letter an argument
     "linear": "ppnppnnfiii",
     "ffn": "ppnnnppppfi",
     "attention": "pppppppppfi",
+    "talking_heads_back": "ppppppppppppi",
     "cross_patch": "pppppi",
     "depthwise": "ppppppi",
     "gated_linear": "pppnnppnni",
@@ -163,26 +170,76 @@ def depthwise(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     return out, mean
 
 
+@_operator("attention(Tensor q, Tensor k, Tensor v, float scale) -> Tensor", lambda q, *_: _joined(q))
+def attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """softmax(scale q k^T) v, heads joined: q (B, H, Q, d), k and v (B, H, K, d) -> (B, Q, D)."""
+    return _attend(q, k, v, None, None, None, scale)
+
+
 @_operator(
-    "attention(Tensor q, Tensor k, Tensor v, Tensor? before, Tensor? after, Tensor? shift, float scale) -> Tensor",
-    lambda q, k, v, before, after, shift, scale: q.new_empty((q.shape[0], q.shape[2], q.shape[1] * q.shape[3])),
+    "talking_heads(Tensor q, Tensor k, Tensor v, Tensor before, Tensor after, Tensor shift) -> Tensor",
+    lambda q, *_: _joined(q),
 )
-def attention(
+def talking_heads(q: Tensor, k: Tensor, v: Tensor, before: Tensor, after: Tensor, shift: Tensor) -> Tensor:
+    """(mix(after, softmax(mix(before, q k^T))) + shift) v, heads joined; `before` and `after` (H, H), `shift` (H)."""
+    return _attend(q, k, v, _whole_rows(before), after.contiguous(), _whole_rows(shift), 1.0)
+
+
+@_operator(
+    "talking_heads_back(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor before, Tensor after, Tensor shift)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    lambda grad, *inputs: tuple(torch.empty_like(x) for x in inputs),
+)
+def talking_heads_back(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, before: Tensor, after: Tensor, shift: Tensor
+) -> tuple[Tensor, ...]:
+    """The gradients of all inputs of `talking_heads`, from that of its output; scores are computed anew."""
+    q, k, v = (_dense(x) for x in (q, k, v))
+    images, heads, queries, width = q.shape
+    grad = grad.contiguous().unflatten(-1, (heads, width)).transpose(1, 2)
+    # one tensor for all three where they came from one, so that they go back as one
+    both = q.new_empty((3, images, max(queries, k.shape[2]), heads, width))
+    dq, dk, dv = (both[i, :, : x.shape[2]].transpose(1, 2) for i, x in enumerate((q, k, v)))
+    sums = q.new_zeros(images, 2 * heads * heads + heads)
+    strides = tuple(s for x in (q, k, v, grad, dq, dk, dv) for s in x.stride()[:3])
+    mixes = torch.cat([_whole_rows(x) for x in (before, after, before.t(), after.t())])
+    shape = (images, heads, queries, k.shape[2], width)
+    _call("talking_heads_back", q, k, v, grad, dq, dk, dv, sums, shape, strides, mixes, _whole_rows(shift))
+    of_before, of_after, of_shift = sums.sum(dim=0).split((heads * heads, heads * heads, heads))
+    return dq, dk, dv, of_before.view(heads, heads), of_after.view(heads, heads), of_shift.clone()
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _back(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+    return torch.ops.patchloom.talking_heads_back(grad, *ctx.saved_tensors)
+
+
+torch.library.register_autograd("patchloom::talking_heads", _back, setup_context=_keep)
+
+
+def _attend(
     q: Tensor, k: Tensor, v: Tensor, before: Tensor | None, after: Tensor | None, shift: Tensor | None, scale: float
 ) -> Tensor:
-    """softmax(scale q k^T) v, heads joined: q (B, H, Q, d), k and v (B, H, K, d) -> (B, Q, D).
-
-    With `before` and `after` (H, H) heads are mixed before and after softmax; `shift` (H) is the second mixing's bias.
-    """
-    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    q, k, v = (_dense(x) for x in (q, k, v))
     images, heads, queries, width = q.shape
     out = q.new_empty((images, queries, heads, width))
     strides = tuple(s for x in (q, k, v, out.transpose(1, 2)) for s in x.stride()[:3])
-    if before is not None and after is not None and shift is not None:
-        room = -heads % 4
-        before = F.pad(before, (0, 0, 0, room)).contiguous()
-        shift = F.pad(shift, (0, room)).contiguous()
-        after = after.contiguous()
-    shape = (images, heads, queries, k.shape[-2], width)
+    shape = (images, heads, queries, k.shape[2], width)
     _call("attention", q, k, v, out, shape, strides, before, after, shift, scale)
     return out.flatten(2)
+
+
+def _joined(q: Tensor) -> Tensor:
+    return q.new_empty((q.shape[0], q.shape[2], q.shape[1] * q.shape[3]))
+
+
+def _dense(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _whole_rows(x: Tensor) -> Tensor:
+    """With zeros up to a multiple of the heads that are mixed at a time."""
+    return F.pad(x, (0, 0) * (x.ndim - 1) + (0, -len(x) % 4)).contiguous()

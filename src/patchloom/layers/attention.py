@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from patchloom.kernels.native import takes_kernels
 from patchloom.layers.inplace import eager_inference, replaceable
 
 
@@ -111,11 +112,14 @@ class TalkingHeadsAttention(SelfAttention):
         """
         if not (replaceable(self.proj_l, nn.Linear) and replaceable(self.proj_w, nn.Linear)):
             return self.attend_plain(q, k, v)[0]
-        mix = talking_heads_by_image if q.is_cpu and eager_inference() else talking_heads
-        shift = self.proj_w.bias[:, None, None] * v.sum(dim=-2, keepdim=True)
+        before, shift = self.proj_l.weight * self.scale, self.proj_w.bias
         if not eager_inference():  # no effect, but a gradient of zero: distributed training waits for one
-            shift = shift + 0 * self.proj_l.bias[:, None, None]
-        return mix(q, k, v, self.proj_l.weight * self.scale, self.proj_w.weight, shift)
+            shift = shift + 0 * self.proj_l.bias
+        if takes_kernels(q):
+            mixed = torch.ops.patchloom.talking_heads(q, k, v, before, self.proj_w.weight, shift)
+            return mixed.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        mix = talking_heads_by_image if q.is_cpu and eager_inference() else talking_heads
+        return mix(q, k, v, before, self.proj_w.weight, shift[:, None, None] * v.sum(dim=-2, keepdim=True))
 
 
 def talking_heads(q: Tensor, k: Tensor, v: Tensor, before: Tensor, after: Tensor, shift: Tensor) -> Tensor:

@@ -150,8 +150,10 @@ class FusedAttention(nn.Module):
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """(B, H, Q, d) and twice (B, H, K, d) -> (B, Q, D)."""
         before, after, shift = self.mixing.before, self.mixing.after, self.mixing.shift
-        if self.kernels and (q.shape[2] >= FEW_QUERIES or before is not None):
-            return torch.ops.patchloom.attention(q, k, v, before, after, shift, 1.0 if before is not None else self.scale)
+        if self.kernels and before is not None:
+            return torch.ops.patchloom.talking_heads(q, k, v, before, after, shift)
+        if self.kernels and q.shape[2] >= FEW_QUERIES:
+            return torch.ops.patchloom.attention(q, k, v, self.scale)
         if before is None:
             return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
         lift = shift[:, None, None] * v.sum(dim=-2, keepdim=True)
