@@ -79,7 +79,9 @@ def test_computing_only_the_kept_samples_changes_neither_result_nor_gradients(
         gradients = torch.autograd.grad(out.square().sum(), [start, *branch.parameters()])
         found.append([out, *gradients])
     for ours, plain in zip(*found, strict=True):
-        torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-4)  # the keys' bias has no effect: noise, no gradient
+        torch.testing.assert_close(
+            ours, plain, rtol=1e-5, atol=1e-4
+        )  # the keys' bias has no effect: noise, no gradient
 
 
 def test_dropped_samples_are_not_computed_unless_a_batch_norm_sees_them() -> None:

@@ -1,6 +1,6 @@
 """Compile native.cpp, once for each instruction set that it is written for; needs nothing but a C++ compiler.
 
-    python build.py [FOLDER]
+python build.py [FOLDER]
 """
 
 from __future__ import annotations

@@ -32,7 +32,9 @@ def why_not() -> str | None:
     if capability not in ("AVX2", "AVX512"):
         return f"The C++ kernels need AVX2 or AVX-512; torch says that this processor has {capability}."
     if not library(capability.lower()).exists():
-        return "The C++ kernels were not compiled when patchloom was installed: no compiler was there, or not this system."
+        return (
+            "The C++ kernels were not compiled when patchloom was installed: no compiler was there, or not this system."
+        )
     try:
         _library()
     except OSError as error:
@@ -113,7 +115,7 @@ def _nothing(*_: Any) -> None:
 
 @_operator(
     "linear(Tensor x, Tensor weight, Tensor bias, int outputs, float eps, bool activate) -> Tensor",
-    lambda x, weight, bias, outputs, eps, activate: x.new_empty((*x.shape[:-1], outputs)),
+    lambda x, *others: x.new_empty((*x.shape[:-1], others[2])),
 )
 def linear(x: Tensor, weight: Tensor, bias: Tensor, outputs: int, eps: float, activate: bool) -> Tensor:
     """(..., D) -> (..., outputs): a Linear, of x normalised when eps >= 0, through a GELU when told to."""
@@ -137,11 +139,19 @@ def linear_(total: Tensor, x: Tensor, weight: Tensor, bias: Tensor, gate: Tensor
 
 
 @_operator(
-    "ffn_(Tensor(a!) total, Tensor? x, Tensor weight1, Tensor bias1, Tensor weight2, Tensor bias2, int hidden, float eps) -> ()",
+    "ffn_(Tensor(a!) total, Tensor? x, Tensor weight1, Tensor bias1, Tensor weight2, Tensor bias2, int hidden, "
+    "float eps) -> ()",
     _nothing,
 )
 def ffn_(
-    total: Tensor, x: Tensor | None, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor, hidden: int, eps: float
+    total: Tensor,
+    x: Tensor | None,
+    weight1: Tensor,
+    bias1: Tensor,
+    weight2: Tensor,
+    bias2: Tensor,
+    hidden: int,
+    eps: float,
 ) -> None:
     """total (..., D) += fc2(GELU(fc1(x))), x normalised first when eps >= 0; without x, of total itself."""
     x = total if x is None else x.contiguous()
@@ -160,7 +170,7 @@ def cross_patch_(x: Tensor, weight: Tensor, channels: Tensor, patches: Tensor) -
 
 @_operator(
     "depthwise(Tensor x, Tensor weight, Tensor bias) -> (Tensor, Tensor)",
-    lambda x, weight, bias: (torch.empty_like(x), x.new_empty((x.shape[0], x.shape[-1]))),
+    lambda x, *_: (torch.empty_like(x), x.new_empty((x.shape[0], x.shape[-1]))),
 )
 def depthwise(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """GELU of a depth-wise 3 x 3 convolution of maps (B, height, width, D), and its mean (B, D); weight is (9, D)."""
@@ -188,7 +198,7 @@ def talking_heads(q: Tensor, k: Tensor, v: Tensor, before: Tensor, after: Tensor
 @_operator(
     "talking_heads_back(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor before, Tensor after, Tensor shift)"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-    lambda grad, *inputs: tuple(torch.empty_like(x) for x in inputs),
+    lambda _, *inputs: tuple(torch.empty_like(x) for x in inputs),
 )
 def talking_heads_back(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, before: Tensor, after: Tensor, shift: Tensor
@@ -209,7 +219,7 @@ def talking_heads_back(
     return dq, dk, dv, of_before.view(heads, heads), of_after.view(heads, heads), of_shift.clone()
 
 
-def _keep(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+def _keep(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:  # noqa: ARG001 (torch names them)
     ctx.save_for_backward(*inputs)
 
 
@@ -223,6 +233,8 @@ torch.library.register_autograd("patchloom::talking_heads", _back, setup_context
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, before: Tensor | None, after: Tensor | None, shift: Tensor | None, scale: float
 ) -> Tensor:
+    if k.shape != v.shape or (q.shape[:2], q.shape[3]) != (k.shape[:2], k.shape[3]):
+        raise ValueError(f"q, k and v of {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)} do not fit each other")
     q, k, v = (_dense(x) for x in (q, k, v))
     images, heads, queries, width = q.shape
     out = q.new_empty((images, queries, heads, width))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from patchloom.errors import PatchloomError
 from patchloom.kernels.native import takes_kernels
 from patchloom.layers.inplace import eager_inference, replaceable
 
@@ -112,7 +113,8 @@ class TalkingHeadsAttention(SelfAttention):
         """
         if not (replaceable(self.proj_l, nn.Linear) and replaceable(self.proj_w, nn.Linear)):
             return self.attend_plain(q, k, v)[0]
-        before, shift = self.proj_l.weight * self.scale, self.proj_w.bias
+        before: Tensor = self.proj_l.weight * self.scale
+        shift: Tensor = self.proj_w.bias
         if not eager_inference():  # no effect, but a gradient of zero: distributed training waits for one
             shift = shift + 0 * self.proj_l.bias
         if takes_kernels(q):
@@ -178,6 +180,8 @@ def capture_attention(model: nn.Module) -> Iterator[dict[str, Tensor]]:
         with capture_attention(model) as maps:
             logits = model(images)
     """
+    if any(getattr(module, "fused", False) for module in model.modules()):
+        raise PatchloomError("A fused copy has no attention maps to give: capture those of the network it was made from.")
     maps: dict[str, Tensor] = {}
     layers = {name: module for name, module in model.named_modules() if isinstance(module, Attention)}
     recorders = {name: partial(maps.__setitem__, name) for name in layers}

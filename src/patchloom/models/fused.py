@@ -1,7 +1,7 @@
-"""A copy of a network for inference: norms, scales and biases folded into the weights beside them, residuals in place.
+"""A copy of a network for inference: norms and scales folded into the weights beside them, residuals in place.
 
-Exact to float rounding. Each residual branch becomes one that adds to the tokens where they are; a branch of a kind that
-is not known here stays as it is. Shapes: x is (B, N, D) tokens or (B, height, width, D) maps.
+Exact to float rounding. Each residual branch becomes one that adds to the tokens where they are; a branch of a kind
+that is not known here stays as it is. Shapes: x is (B, N, D) tokens or (B, height, width, D) maps.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ def fuse(model: nn.Module, class_token_only: bool = True, kernels: bool = True) 
     kernels            use the C++ kernels where they can be used: float32 on a CPU that has the instructions
     """
     network = copy.deepcopy(unwrapped(model)).eval().requires_grad_(False)
+    if network.fused:
+        return network
     first = next(network.parameters())
     kernels = kernels and first.is_cpu and first.dtype == torch.float32 and native.available()
     network.class_token_only = class_token_only
@@ -104,11 +106,9 @@ class FusedResidual(nn.Module):
     def forward(self, x: Tensor, queries: int | None = None) -> Tensor:
         if x.requires_grad:
             raise PatchloomError("A fused copy is for inference: take gradients of the network that it was made from.")
-        x = x.contiguous()
-        if queries is not None:
+        total = x = x.contiguous()
+        if queries is not None or len(self.branches) > 1:
             total = x[:, :queries].clone()
-        else:
-            total = x if len(self.branches) == 1 else x.clone()
         for branch in self.branches:
             total = branch(total, x, queries)
         return total
@@ -117,6 +117,10 @@ class FusedResidual(nn.Module):
 class FusedAttention(nn.Module):
     """total += scale(attention(norm(x))), for self-attention, talking heads and class-attention."""
 
+    before: Tensor | None
+    after: Tensor | None
+    shift: Tensor | None
+
     def __init__(self, branch: Branch, kernels: bool) -> None:
         super().__init__()
         attention = branch.fn
@@ -124,19 +128,14 @@ class FusedAttention(nn.Module):
         self.heads, self.scale = attention.heads, attention.scale
         self.in_keys = getattr(attention, "in_keys", True)
         self.kernels = kernels
+        for name in ("before", "after", "shift"):
+            self.register_buffer(name, None)
         self.eps, *affine = norm_parts(branch.norm)
-        if isinstance(attention, SelfAttention):
-            weight, bias = attention.qkv.weight, attention.qkv.bias
-        else:
-            layers = (attention.q, attention.k, attention.v)
-            weight, bias = torch.cat([layer.weight for layer in layers]), torch.cat([layer.bias for layer in layers])
-        self.qkv = FoldedLinear(*fold_input(weight, bias, *affine), kernels)
-        self.proj = FoldedLinear(*fold_output(attention.proj.weight, attention.proj.bias, branch.scale), kernels)
-        self.mixing = nn.Module()
-        talking = isinstance(attention, TalkingHeadsAttention)
-        self.mixing.register_buffer("before", attention.proj_l.weight * self.scale if talking else None)
-        self.mixing.register_buffer("after", attention.proj_w.weight.clone() if talking else None)
-        self.mixing.register_buffer("shift", attention.proj_w.bias.clone() if talking else None)
+        self.qkv = FoldedLinear(*fold_input(*_projections(attention), *affine), kernels)
+        self.proj = FoldedLinear(*fold_output(attention.proj, branch.scale), kernels)
+        if isinstance(attention, TalkingHeadsAttention):
+            self.before, self.after = attention.proj_l.weight * self.scale, attention.proj_w.weight.clone()
+            self.shift = attention.proj_w.bias.clone()
 
     def forward(self, total: Tensor, x: Tensor, queries: int | None = None) -> Tensor:
         dim = x.shape[-1]
@@ -145,19 +144,28 @@ class FusedAttention(nn.Module):
         else:
             q = self.qkv.part(x[:, :queries], 0, dim, self.eps)
             k, v = self.qkv.part(x if self.in_keys else x[:, queries:], dim, 3 * dim, self.eps).chunk(2, dim=-1)
-        return self.proj.add_to(total, self.attend(*(part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (q, k, v))))
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (q, k, v))
+        return self.proj.add_to(total, self.attend(q, k, v))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """(B, H, Q, d) and twice (B, H, K, d) -> (B, Q, D)."""
-        before, after, shift = self.mixing.before, self.mixing.after, self.mixing.shift
-        if self.kernels and before is not None:
-            return torch.ops.patchloom.talking_heads(q, k, v, before, after, shift)
-        if self.kernels and q.shape[2] >= FEW_QUERIES:
-            return torch.ops.patchloom.attention(q, k, v, self.scale)
-        if before is None:
+        if self.before is None or self.after is None or self.shift is None:
+            if self.kernels and q.shape[2] >= FEW_QUERIES:
+                return torch.ops.patchloom.attention(q, k, v, self.scale)
             return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
-        lift = shift[:, None, None] * v.sum(dim=-2, keepdim=True)
-        return talking_heads_by_image(q, k, v, before, after, lift).transpose(1, 2).flatten(2)
+        if self.kernels:
+            return torch.ops.patchloom.talking_heads(q, k, v, self.before, self.after, self.shift)
+        lift = self.shift[:, None, None] * v.sum(dim=-2, keepdim=True)
+        return talking_heads_by_image(q, k, v, self.before, self.after, lift).transpose(1, 2).flatten(2)
+
+
+def _projections(attention: Attention) -> tuple[Tensor, Tensor]:
+    """Weights (3 D, D) and bias of q, k and v in a row."""
+    if isinstance(attention, SelfAttention):
+        return attention.qkv.weight, attention.qkv.bias
+    assert isinstance(attention, ClassAttention)
+    layers = (attention.q, attention.k, attention.v)
+    return torch.cat([layer.weight for layer in layers]), torch.cat([layer.bias for layer in layers])
 
 
 class FusedFFN(nn.Module):
@@ -169,10 +177,10 @@ class FusedFFN(nn.Module):
         assert isinstance(ffn, FFN)
         self.kernels = kernels
         self.eps, *affine = norm_parts(branch.norm)
-        self.fc1 = FoldedLinear(*fold_input(ffn.fc1.weight, ffn.fc1.bias, *affine), kernels)
-        self.fc2 = FoldedLinear(*fold_output(ffn.fc2.weight, ffn.fc2.bias, branch.scale), kernels)
+        self.fc1 = FoldedLinear(*fold_input(*_matrix(ffn.fc1), *affine), kernels)
+        self.fc2 = FoldedLinear(*fold_output(ffn.fc2, branch.scale), kernels)
 
-    def forward(self, total: Tensor, x: Tensor, queries: int | None = None) -> Tensor:
+    def forward(self, total: Tensor, x: Tensor, _: int | None = None) -> Tensor:
         if not self.kernels:
             return self.fc2.add_to(total, self.fc1(x, self.eps, activate=True))
         fc1, fc2 = self.fc1, self.fc2
@@ -194,7 +202,7 @@ class FusedCrossPatch(nn.Module):
         mixing = branch.fn
         assert isinstance(mixing, CrossPatchLinear)
         _, alpha, beta = norm_parts(branch.norm)
-        gamma, lift = scale_parts(branch.scale)
+        gamma, _ = scale_parts(branch.scale)
         dim = max(part.numel() for part in (alpha, beta, gamma))
         vectors = [part.expand(dim).float() for part in (gamma * alpha, gamma * beta, gamma)]
         self.kernels = kernels and dim > 1
@@ -204,7 +212,7 @@ class FusedCrossPatch(nn.Module):
         self.register_buffer("channels", torch.stack([native.padded(v) if self.kernels else v for v in vectors]))
         self.register_buffer("patches", torch.stack([weight.double().sum(1), bias]).float())
 
-    def forward(self, total: Tensor, x: Tensor, queries: int | None = None) -> Tensor:
+    def forward(self, total: Tensor, x: Tensor, _: int | None = None) -> Tensor:
         if self.kernels and total is x:
             torch.ops.patchloom.cross_patch_(x, self.weight, self.channels, self.patches)
             return x
@@ -225,16 +233,15 @@ class FusedConv(nn.Module):
         assert isinstance(conv, ConvBranch)
         self.kernels = kernels
         self.eps, *affine = norm_parts(branch.norm)
-        self.expand = FoldedLinear(*fold_input(conv.expand.weight.flatten(1), conv.expand.bias, *affine), kernels)
-        self.depthwise = conv.depthwise.to(memory_format=torch.channels_last)
+        self.expand = FoldedLinear(*fold_input(*_matrix(conv.expand), *affine), kernels)
+        self.depthwise = conv.depthwise
         self.register_buffer("taps", conv.depthwise.weight.flatten(1).t().contiguous())
         squeeze = conv.squeeze_excite
-        self.reduce = FoldedLinear(squeeze.conv_reduce.weight.flatten(1), squeeze.conv_reduce.bias, False)
-        self.excite = FoldedLinear(squeeze.conv_expand.weight.flatten(1), squeeze.conv_expand.bias, False)
-        project = fold_output(conv.project.weight.flatten(1), conv.project.bias, branch.scale)
-        self.project = FoldedLinear(*project, kernels)
+        self.reduce = FoldedLinear(*_matrix(squeeze.conv_reduce), False)
+        self.excite = FoldedLinear(*_matrix(squeeze.conv_expand), False)
+        self.project = FoldedLinear(*fold_output(conv.project, branch.scale), kernels)
 
-    def forward(self, total: Tensor, x: Tensor, queries: int | None = None) -> Tensor:
+    def forward(self, total: Tensor, x: Tensor, _: int | None = None) -> Tensor:
         y, mean = self.convolve(self.expand(x, self.eps, activate=True))
         gate = self.excite(F.relu(self.reduce(mean))).sigmoid()
         return self.project.add_to(total, y, gate)
@@ -252,9 +259,8 @@ class FusedLinearStem(nn.Module):
 
     def __init__(self, stem: LinearStem, kernels: bool) -> None:
         super().__init__()
-        assert stem.proj.bias is not None
         self.side = stem.proj.kernel_size[0]
-        self.proj = FoldedLinear(stem.proj.weight.flatten(1), stem.proj.bias, kernels)
+        self.proj = FoldedLinear(*_matrix(stem.proj), kernels)
 
     def forward(self, images: Tensor) -> Tensor:
         return self.proj(patch_pixels(images, self.side))
@@ -279,11 +285,13 @@ def _plain(module: nn.Module) -> bool:
     return any(replaceable(module, kind) for kind in _PLAIN)
 
 
-def fuse_residual(residual: Residual, kernels: bool) -> nn.Module:
+def fuse_residual(residual: nn.Module, kernels: bool) -> nn.Module:
     """The residual in its fused form; a gate other than addition, or a stand-in for a plain layer, stays as it is."""
+    assert isinstance(residual, Residual)
     if residual.gate is not None or not all(_plain(module) for module in residual.modules()):
         return residual
-    return FusedResidual([fuse_branch(branch, kernels) for branch in residual.branches])
+    branches = [branch for branch in residual.branches if isinstance(branch, Branch)]
+    return FusedResidual([fuse_branch(branch, kernels) for branch in branches])
 
 
 def fuse_branch(branch: Branch, kernels: bool) -> nn.Module:
@@ -300,7 +308,8 @@ def norm_parts(norm: nn.Module) -> tuple[float, Tensor, Tensor]:
     if isinstance(norm, Affine):
         return -1.0, norm.alpha.double(), norm.beta.double()
     if isinstance(norm, BatchNorm):
-        assert norm.running_var is not None and norm.running_mean is not None
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
         alpha = norm.weight.double() / (norm.running_var.double() + norm.eps).sqrt()
         return -1.0, alpha, norm.bias.double() - norm.running_mean.double() * alpha
     assert isinstance(norm, nn.Identity), type(norm)
@@ -323,7 +332,14 @@ def fold_input(weight: Tensor, bias: Tensor, alpha: Tensor, beta: Tensor) -> tup
     return (wide * alpha).to(weight), (bias.double() + (wide * beta).sum(dim=1)).to(bias)
 
 
-def fold_output(weight: Tensor, bias: Tensor, scale: Scale) -> tuple[Tensor, Tensor]:
+def fold_output(layer: nn.Linear | nn.Conv2d, scale: Scale) -> tuple[Tensor, Tensor]:
     """scale(W x + b) as one Linear of x."""
+    weight, bias = _matrix(layer)
     gamma, lift = scale_parts(scale)
     return (gamma[:, None] * weight.double()).to(weight), (gamma * bias.double() + lift).to(bias)
+
+
+def _matrix(layer: nn.Linear | nn.Conv2d) -> tuple[Tensor, Tensor]:
+    """Weights (outputs, inputs) and bias of a Linear, or of a convolution that is one."""
+    assert layer.bias is not None
+    return layer.weight.flatten(1), layer.bias

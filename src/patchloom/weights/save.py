@@ -22,19 +22,21 @@ def save(model: Network, path: str | PathLike[str], layout: str = "patchloom") -
     if not isinstance(path, str | PathLike):
         raise PatchloomError(f"Weights are saved to a path, not to {path!r}.")
     network = unwrapped(model)
-    tensors = from_ours(network.state_dict(), network.config, layout)
-    write(Path(path), tensors, _describe(network, layout))
+    about = describe(network, layout)
+    write(Path(path), from_ours(network.state_dict(), network.config, layout), about)
 
 
 def save_delta(model: Network, path: str | PathLike[str], base: Network, label: str = "a network") -> None:
     """Write only what differs from `base`, for `load(path, base=...)`; `label` tells people what the base is."""
     network = unwrapped(model)
     changed, about = difference(network, unwrapped(base), label)
-    write(Path(path), changed, {**_describe(network, "patchloom"), "delta": about})
+    write(Path(path), changed, {**describe(network, "patchloom"), "delta": about})
 
 
-def _describe(network: Network, layout: str) -> dict[str, Any]:
+def describe(network: Network, layout: str) -> dict[str, Any]:
     """What travels with weights."""
+    if network.fused:
+        raise PatchloomError("A fused copy has no weights of its own: save the network that it was made from.")
     config, names = network.config, network.class_names
     return {
         "layout": layout,

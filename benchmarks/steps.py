@@ -1,0 +1,147 @@
+"""Whole training steps (forward, backward, update) beside timm, in one interleaved run.
+
+    python benchmarks/steps.py [--cases NAME ...] [--rounds 9] [--json FILE] [--compare FILE]
+
+Same weights, images and rate of stochastic depth on both sides; timm's blocks with torch's AdamW as it comes. `kept` is
+what autograd holds for the way back, parameters not counted. `--compare` fails when a ratio is below the recorded one
+by more than the noise band.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import patchloom
+import patchloom.compat
+from patchloom.benching.timing import compare, interleaved, ratio
+from patchloom.recipes.registry import find_recipe
+from patchloom.training.optimizers import make_optimizer
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network of timm's and ours, shortened where the paper's would take minutes a step."""
+
+    theirs: str
+    ours: str
+    options: dict[str, Any]  # timm's
+    drop_path: float
+    batch: int
+    asked: float
+    asked_kept: float | None = None
+
+
+CASES = {
+    "cait_xxs24, 0.1": Case("cait_xxs24_224", "cait_xxs24", {}, 0.1, 16, 1.3, 0.90),
+    "cait_s36 blocks, 0.2": Case("cait_s36_384", "cait_s36", {"depth": 3}, 0.2, 16, 1.45, 0.80),
+    "cait_s36 blocks, 0.4": Case("cait_s36_384", "cait_s36", {"depth": 3}, 0.4, 16, 1.7, 0.65),
+    "deit3_large blocks, 0.4": Case("deit3_large_patch16_224", "deit3_large", {"depth": 2}, 0.4, 16, 1.55),
+}
+
+
+def networks(case: Case) -> tuple[nn.Module, nn.Module]:
+    """(timm's, ours) with equal weights."""
+    import timm
+
+    theirs = timm.create_model(
+        case.theirs, img_size=224, num_classes=1000, drop_path_rate=case.drop_path, **case.options
+    )
+    for module in theirs.modules():  # the same rate in every block, as the papers have it
+        if type(module).__name__ == "DropPath":
+            module.drop_prob = case.drop_path
+    ours = patchloom.load(theirs.state_dict(), drop_path=case.drop_path)
+    return theirs.train(), ours.train()
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, images: torch.Tensor, labels: torch.Tensor) -> None:
+    optimizer.zero_grad(set_to_none=True)
+    F.cross_entropy(model(images), labels).backward()
+    optimizer.step()
+
+
+def bytes_kept(model: nn.Module, images: torch.Tensor) -> int:
+    """Bytes that autograd holds after one forward, each storage once, parameters not counted."""
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    held: dict[int, torch.UntypedStorage] = {}
+
+    def keep(x: torch.Tensor) -> torch.Tensor:
+        storage = x.untyped_storage()
+        if storage.data_ptr() not in own:
+            held[storage.data_ptr()] = storage
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        out = model(images)
+    total = sum(storage.nbytes() for storage in held.values())
+    del out
+    return total
+
+
+def measure(name: str, case: Case, rounds: int) -> dict[str, Any]:
+    theirs, ours = networks(case)
+    images, labels = torch.randn(case.batch, 3, 224, 224), torch.arange(case.batch)
+    optimizers = (torch.optim.AdamW(theirs.parameters()), make_optimizer(ours, find_recipe("cait")))
+    calls: dict[str, Callable[[], object]] = {
+        who: lambda model=model, optimizer=optimizer: step(model, optimizer, images, labels)
+        for who, model, optimizer in (("timm", theirs, optimizers[0]), ("ours", ours, optimizers[1]))
+    }
+    times = interleaved(calls, rounds)
+    middle, low, high = ratio(times, "timm", "ours")
+    kept = statistics.mean(bytes_kept(ours, images) for _ in range(9)) / bytes_kept(theirs, images)
+    return {
+        "model": name,
+        "peer": "timm",
+        "batch": case.batch,
+        "peer_ms": statistics.median(times["timm"]) * 1e3,
+        "ours_ms": statistics.median(times["ours"]) * 1e3,
+        "ratio": middle,
+        "low": low,
+        "high": high,
+        "asked": case.asked,
+        "kept": kept,
+        "asked_kept": case.asked_kept,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--cases", nargs="*", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--json", type=Path, help="keep the figures here")
+    parser.add_argument("--compare", type=Path, help="figures kept earlier")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    print(f"torch {torch.__version__}, {options.threads} threads, 224 pixels, float32, {options.rounds} rounds")
+    rows = []
+    for name in options.cases:
+        row = measure(name, CASES[name], options.rounds)
+        rows.append(row)
+        print(
+            f"{name:24} timm {row['peer_ms']:7.0f} ms  ours {row['ours_ms']:7.0f} ms  {row['ratio']:.2f} "
+            f"({row['low']:.2f} - {row['high']:.2f}, asked {row['asked']})  kept {row['kept']:.0%}",
+            flush=True,
+        )
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    if options.compare:
+        try:
+            compare(rows, json.loads(options.compare.read_text()))
+        except patchloom.PatchloomError as error:
+            sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Speed and memory of the networks, beside those of their peers."""

@@ -1,0 +1,95 @@
+"""How fast a network answers, how much memory it takes, and what share of the machine's arithmetic it uses."""
+
+from __future__ import annotations
+
+import multiprocessing
+import statistics
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from patchloom.benching.peers import pair
+from patchloom.benching.timing import gemm_rate, interleaved, ratio
+from patchloom.models.complexity import complexity
+from patchloom.models.fused import fuse
+
+
+def measure(
+    name: str,
+    against: str | None,
+    *,
+    batch: int = 8,
+    size: int = 224,
+    depth: int | None = None,
+    rounds: int = 15,
+    peak: float | None = None,
+    memory: bool = True,
+) -> dict[str, Any]:
+    """One row: the fused network and, with `against`, its peer, in turn; at `batch` images and at one.
+
+    `ours` and `theirs` have throughput (images a second), latency_ms (one image), share (of the rate of a large
+    matrix product, `peak` MACs a second) and memory_mb (what one forward adds to a fresh process, Linux only).
+    """
+    torch.manual_seed(0)
+    plain, peer = pair(name, against, size, depth)
+    networks = {"ours": fuse(plain), **({} if peer is None else {"theirs": peer})}
+    work, peak = complexity(plain).macs, peak or gemm_rate()
+    row: dict[str, Any] = {"model": name, "peer": against, "batch": batch, "size": size, "depth": plain.config.depth}
+    times = {images: _times(networks, torch.randn(images, 3, size, size), rounds) for images in {batch, 1}}
+    for who in networks:
+        seconds = statistics.median(times[batch][who])
+        row[who] = {
+            "throughput": batch / seconds,
+            "latency_ms": statistics.median(times[1][who]) * 1e3,
+            "share": work * batch / seconds / peak,
+            "memory_mb": peak_memory(name, who, against, batch, size, depth) if memory else None,
+        }
+    if peer is not None:
+        row["ratio"], row["low"], row["high"] = ratio(times[batch], "theirs", "ours")
+        row["latency_ratio"] = ratio(times[1], "theirs", "ours")[0]
+        row["difference"] = _difference(networks, torch.randn(2, 3, size, size))
+    return row
+
+
+@torch.inference_mode()
+def _times(networks: dict[str, nn.Module], images: Tensor, rounds: int) -> dict[str, list[float]]:
+    return interleaved({who: partial(network, images) for who, network in networks.items()}, rounds)
+
+
+@torch.inference_mode()
+def _difference(networks: dict[str, nn.Module], images: Tensor) -> float:
+    """The largest difference of logits, relative to the largest logit."""
+    ours, theirs = networks["ours"](images), networks["theirs"](images)
+    return float((ours - theirs).abs().max() / theirs.abs().max())
+
+
+def peak_memory(name: str, who: str, against: str | None, batch: int, size: int, depth: int | None) -> float | None:
+    """Megabytes that a forward adds to a fresh process; None where the system does not say."""
+    if not Path("/proc/self/clear_refs").exists():
+        return None
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(_peak_memory, (name, who, against, batch, size, depth, torch.get_num_threads()))
+
+
+@torch.inference_mode()
+def _peak_memory(
+    name: str, who: str, against: str | None, batch: int, size: int, depth: int | None, threads: int
+) -> float:
+    torch.set_num_threads(threads)
+    plain, peer = pair(name, against, size, depth)
+    network = fuse(plain) if who == "ours" else peer
+    assert network is not None
+    images = torch.randn(batch, 3, size, size)
+    network(images[:1, :, :size, :size])  # what a first call sets up is not the forward's
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = _megabytes("VmRSS")
+    network(images)
+    return _megabytes("VmHWM") - before
+
+
+def _megabytes(field: str) -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024

@@ -1,0 +1,155 @@
+"""`patchloom bench`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from patchloom.cli.output import print_json
+
+
+def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
+    parser = commands.add_parser(
+        "bench", parents=[shared], help="speed and memory of a model, beside what you would use instead"
+    )
+    parser.add_argument("models", metavar="MODEL", nargs="+", help="names of models, see `patchloom models`")
+    parser.add_argument("--against", choices=["timm", "published"], help="the peer, measured in turn with ours")
+    parser.add_argument("--batch", type=_positive, default=8, help="images at a time for the throughput")
+    parser.add_argument("--sizes", type=_positive, nargs="+", metavar="PIXELS", help="image sides, one row each")
+    parser.add_argument("--depths", type=_positive, nargs="+", metavar="BLOCKS", help="numbers of blocks, one row each")
+    parser.add_argument("--rounds", type=_positive, default=15, help="interleaved rounds; figures are their medians")
+    parser.add_argument("--threads", type=_positive, help="default: all cores")
+    parser.add_argument("--no-memory", action="store_true", help="leave out the memory, which starts a process a row")
+    parser.add_argument("--out", metavar="DIR", help="a folder for the figures' JSON and pictures")
+    parser.add_argument("--compare", metavar="JSON", help="fail when a ratio is below this earlier one's by over 7 %%")
+    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.set_defaults(run=run)
+
+
+def _positive(word: str) -> int:
+    if not word.isdigit() or int(word) < 1:
+        raise argparse.ArgumentTypeError(f"a whole number of at least 1, not {word!r}")
+    return int(word)
+
+
+def run(options: argparse.Namespace) -> None:
+    import torch
+
+    from patchloom.benching.timing import compare, copy_rate, gemm_rate
+
+    recorded = _recorded(options.compare) if options.compare else None
+    out = _folder(options.out) if options.out else None
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    peak, copying = gemm_rate(), copy_rate()
+    about = _about(peak, copying)
+    print(_sentence(about, options), file=sys.stderr)
+    rows = []
+    for row in _measured(options, peak):
+        rows.append(row)
+        if not options.json:
+            print(_line(row), flush=True)
+    if options.json:
+        print_json({"about": about, "rows": rows})
+    if out:
+        (out / "bench.json").write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n")
+        _draw(rows, peak, copying, out)
+    if recorded is not None:
+        compare(rows, recorded)
+
+
+def _measured(options: argparse.Namespace, peak: float) -> Any:
+    from patchloom.benching.inference import measure
+    from patchloom.models.registry import find_config
+
+    configs = [find_config(name) for name in options.models]
+    for config in configs:
+        for size in options.sizes or [config.img_size[0]]:
+            for depth in options.depths or [None]:
+                yield measure(
+                    config.name, options.against, batch=options.batch, size=size, depth=depth, rounds=options.rounds,
+                    peak=peak, memory=not options.no_memory,
+                )  # fmt: skip
+
+
+def _about(peak: float, copying: float) -> dict[str, Any]:
+    import os
+    from importlib.metadata import PackageNotFoundError, version
+
+    import torch
+
+    from patchloom.kernels.native import why_not
+
+    try:
+        timm: str | None = version("timm")
+    except PackageNotFoundError:
+        timm = None
+    return {
+        "torch": torch.__version__,
+        "timm": timm,
+        "threads": torch.get_num_threads(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "kernels": why_not() or "C++",
+        "allocator": {key: value for key, value in os.environ.items() if key.startswith("MALLOC_")} or "default",
+        "gemm_macs_per_s": peak,
+        "copy_bytes_per_s": copying,
+    }
+
+
+def _sentence(about: dict[str, Any], options: argparse.Namespace) -> str:
+    return (
+        f"torch {about['torch']}, timm {about['timm']}, {about['threads']} threads ({about['instructions']}), "
+        f"kernels: {about['kernels']}, float32, {options.rounds} interleaved rounds, allocator {about['allocator']}; "
+        f"a large product at {about['gemm_macs_per_s'] / 1e9:.0f} GMAC/s, "
+        f"a copy at {about['copy_bytes_per_s'] / 1e9:.0f} GB/s"
+    )
+
+
+def _line(row: dict[str, Any]) -> str:
+    line = f"{row['model']:18} {row['size']:4} px, {row['depth']} blocks"
+    for who, label in (("ours", "ours"), ("theirs", row["peer"])):
+        if side := row.get(who):
+            memory = "" if side["memory_mb"] is None else f", {side['memory_mb']:.0f} MB"
+            line += (
+                f"\n  {label:10} {side['throughput']:8.1f} images/s at batch {row['batch']}, "
+                f"{side['latency_ms']:.1f} ms for one, {side['share']:.0%} of the product's rate{memory}"
+            )
+    if "ratio" in row:
+        line += (
+            f"\n  {row['ratio']:.2f} times as fast ({row['low']:.2f} to {row['high']:.2f}), {row['latency_ratio']:.2f} "
+            f"for one image; logits differ by {row['difference']:.0e}"
+        )
+    return line
+
+
+def _draw(rows: list[dict[str, Any]], peak: float, copying: float, out: Path) -> None:
+    from patchloom.benching.charts import draw_roofline, draw_scaling
+
+    draw_roofline(rows, peak, copying, out / "roofline.png")
+    for along in ("size", "depth"):
+        if len({row[along] for row in rows}) > 1:
+            draw_scaling(rows, along, out / f"{along}.png")
+
+
+def _folder(name: str) -> Path:
+    from patchloom.errors import PatchloomError
+
+    try:
+        Path(name).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PatchloomError(f"The folder {name} cannot be made: {error.strerror}.") from error
+    return Path(name)
+
+
+def _recorded(name: str) -> list[dict[str, Any]]:
+    from patchloom.errors import PatchloomError
+
+    try:
+        rows = json.loads(Path(name).read_text())
+        rows = rows["rows"] if isinstance(rows, dict) else rows
+        return [row for row in rows if isinstance(row["ratio"], float)]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise PatchloomError(f"{name} is not a file that `patchloom bench --out` wrote ({error!r}).") from error

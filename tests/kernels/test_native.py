@@ -1,0 +1,172 @@
+"""The C++ kernels against the formulas in double precision, at sizes that do not fit their tiles."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from conftest import assert_close
+from patchloom.kernels import build, native
+from patchloom.layers.attention import talking_heads
+
+pytestmark = pytest.mark.skipif(not native.available(), reason=str(native.why_not()))
+ops = torch.ops.patchloom
+ODD = [1, 5, 6, 7, 23, 61, 200]
+
+
+@pytest.mark.parametrize("rows", ODD)
+@pytest.mark.parametrize(("inputs", "outputs"), [(3, 1), (48, 17), (300, 64), (768, 33)])
+@pytest.mark.parametrize("eps", [-1.0, 1e-6])
+@pytest.mark.parametrize("activate", [False, True])
+def test_linear(rows: int, inputs: int, outputs: int, eps: float, activate: bool) -> None:
+    x, weight, bias = torch.randn(rows, inputs), torch.randn(outputs, inputs), torch.randn(outputs)
+    got = ops.linear(x, native.pack(weight), native.padded(bias), outputs, eps, activate)
+    left = x.double() if eps < 0 else F.layer_norm(x.double(), (inputs,), eps=eps)
+    want = F.linear(left, weight.double(), bias.double())
+    assert_close(got, (F.gelu(want) if activate else want).float(), 2e-6)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_linear_adds_in_place(gated: bool) -> None:
+    x, weight, bias, total = torch.randn(3, 7, 50), torch.randn(20, 50), torch.randn(20), torch.randn(3, 7, 20)
+    gate = torch.rand(3, 50) if gated else None
+    want = total + F.linear(x if gate is None else x * gate[:, None], weight, bias)
+    ops.linear_(total, x, native.pack(weight), native.padded(bias), gate)
+    assert_close(total, want, 2e-6)
+
+
+@pytest.mark.parametrize("rows", ODD)
+@pytest.mark.parametrize(("dim", "hidden"), [(5, 9), (64, 256), (192, 768)])
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_ffn(rows: int, dim: int, hidden: int, elsewhere: bool) -> None:
+    x, w1, w2 = torch.randn(rows, dim), torch.randn(hidden, dim), torch.randn(dim, hidden)
+    b1, b2 = torch.randn(hidden), torch.randn(dim)
+    total = torch.randn(rows, dim) if elsewhere else x.clone()
+    inside = F.gelu(F.linear(F.layer_norm(x, (dim,), eps=1e-6).double(), w1.double(), b1.double()))
+    want = total + F.linear(inside, w2.double(), b2.double())
+    weights = (native.pack(w1), native.padded(b1), native.pack(w2), native.padded(b2))
+    ops.ffn_(total, x if elsewhere else None, *weights, hidden, 1e-6)
+    assert_close(total, want.float(), 2e-6)
+
+
+@pytest.mark.parametrize(("images", "heads", "queries", "keys", "width"), [
+    (1, 1, 1, 1, 1), (2, 3, 17, 17, 10), (3, 4, 196, 196, 48), (1, 6, 50, 50, 64), (5, 2, 3, 40, 32),
+])  # fmt: skip
+def test_attention(images: int, heads: int, queries: int, keys: int, width: int) -> None:
+    q, k, v = (torch.randn(images, n, heads, width).transpose(1, 2) for n in (queries, keys, keys))
+    want = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), scale=0.3).transpose(1, 2).flatten(2)
+    assert_close(ops.attention(q, k, v, 0.3), want.float(), 2e-6)
+
+
+def test_attention_of_scores_far_apart() -> None:
+    """Softmax of scores whose exponentials leave the range of a float."""
+    q = k = F.pad(torch.tensor([[300.0], [-300.0], [0.0]]), (0, 2))[None, None]
+    got = ops.attention(q, k, torch.eye(3)[None, None], 1.0)
+    assert_close(got[0], torch.tensor([[1.0, 0, 0], [0, 1, 0], [1 / 3, 1 / 3, 1 / 3]]), 1e-6)
+
+
+@pytest.mark.parametrize(("images", "heads", "tokens", "width"), [
+    (2, 4, 196, 48), (3, 8, 50, 48), (2, 3, 17, 10), (1, 16, 20, 48), (1, 1, 1, 1),
+])  # fmt: skip
+def test_talking_heads_and_their_gradients(images: int, heads: int, tokens: int, width: int) -> None:
+    start = [torch.randn(images, tokens, 3, heads, width), torch.randn(heads, heads) * width**-0.5]
+    start += [torch.randn(heads, heads), torch.randn(heads)]
+    grad = torch.randn(images, tokens, heads * width)
+
+    def run(native_form: bool) -> list[Tensor]:
+        inputs = [x.clone().to(torch.float32 if native_form else torch.float64).requires_grad_() for x in start]
+        (q, k, v), (before, after, shift) = inputs[0].permute(2, 0, 3, 1, 4).unbind(0), inputs[1:]
+        if native_form:
+            out = ops.talking_heads(q, k, v, before, after, shift)
+        else:
+            lift = shift[:, None, None] * v.sum(dim=-2, keepdim=True)
+            out = talking_heads(q, k, v, before, after, lift).transpose(1, 2).flatten(2)
+        out.backward(grad.to(out))
+        return [out.detach().float(), *(x.grad.float() for x in inputs if x.grad is not None)]
+
+    for got, want in zip(run(True), run(False), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5 * float(want.abs().max()) + 1e-6)
+
+
+def test_the_operators_pass_torchs_own_checks() -> None:
+    q, k, v = (torch.randn(2, 3, 5, 8, requires_grad=True) for _ in range(3))
+    mixes = [torch.randn(3, 3, requires_grad=True), torch.randn(3, 3, requires_grad=True)]
+    shift = torch.randn(3, requires_grad=True)
+    torch.library.opcheck(ops.talking_heads.default, (q, k, v, *mixes, shift), atol=1e-4, rtol=1e-4)
+    weight, bias = native.pack(torch.randn(9, 4)), native.padded(torch.randn(9))
+    torch.library.opcheck(ops.linear.default, (torch.randn(2, 4), weight, bias, 9, -1.0, True))
+    torch.library.opcheck(ops.attention.default, (q.detach(), k.detach(), v.detach(), 1.0))
+
+
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    q = torch.randn(1, 2, 3, 4)
+    with pytest.raises(ValueError, match="do not fit"):
+        ops.attention(q, q, torch.randn(1, 2, 3, 5), 1.0)
+    with pytest.raises(ValueError, match="do not fit"):
+        ops.attention(q, q[:, :1], q[:, :1], 1.0)
+
+
+def test_cross_patch() -> None:
+    x, weight = torch.randn(3, 29, 21), torch.randn(29, 29)
+    channels, patches = torch.randn(3, 21), torch.randn(2, 29)
+    (scale, across, gain), (rows, shift) = channels, patches
+    want = x + scale * (weight @ x) + rows[:, None] * across + shift[:, None] * gain
+    ops.cross_patch_(
+        x, F.pad(weight, (0, 0, 0, -29 % 12)), torch.stack([native.padded(c) for c in channels]), patches
+    )
+    assert_close(x, want, 2e-6)
+
+
+def test_depthwise() -> None:
+    x, weight, bias = torch.randn(2, 5, 7, 32), torch.randn(32, 1, 3, 3), torch.randn(32)
+    out, mean = ops.depthwise(x, weight.flatten(1).t().contiguous(), bias)
+    want = F.gelu(F.conv2d(x.permute(0, 3, 1, 2), weight, bias, padding=1, groups=32)).permute(0, 2, 3, 1)
+    assert_close(out, want, 2e-6)
+    assert_close(mean, want.mean(dim=(1, 2)), 2e-6)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_the_number_of_threads_changes_nothing(threads: int) -> None:
+    q, k, v = (torch.randn(3, 4, 40, 16) for _ in range(3))
+    mixes = (torch.randn(4, 4), torch.randn(4, 4), torch.randn(4))
+    grad = torch.randn(3, 40, 64)
+    want = (ops.talking_heads(q, k, v, *mixes), *ops.talking_heads_back(grad, q, k, v, *mixes))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        got = (ops.talking_heads(q, k, v, *mixes), *ops.talking_heads_back(grad, q, k, v, *mixes))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize(("variable", "value", "words"), [
+    (native.SWITCH, "0", "switches the C++ kernels off"), ("ATEN_CPU_CAPABILITY", "default", "need AVX2 or AVX-512"),
+])  # fmt: skip
+def test_without_them_the_pure_form_answers_and_one_sentence_says_why(variable: str, value: str, words: str) -> None:
+    code = (
+        "import torch, patchloom; from patchloom.kernels import native; print(native.why_not());"
+        "m = patchloom.create_model('cait_nano', img_size=16).eval(); x = torch.randn(2, 3, 16, 16);"
+        "assert torch.allclose(patchloom.fuse(m)(x), m(x), atol=1e-5)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, variable: value}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert words in done.stdout
+
+
+def test_a_build_without_a_compiler_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    assert "no C++ compiler" in build.build(tmp_path)
+    monkeypatch.setenv("CXX", "/bin/false")
+    assert "could not be compiled" in build.build(tmp_path)
+    assert not list(tmp_path.iterdir())

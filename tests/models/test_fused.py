@@ -1,0 +1,128 @@
+"""A fused copy gives the logits of its network, for every family and option, and is an inference copy only."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import patchloom
+from conftest import assert_close, stir
+from patchloom.kernels import native
+from patchloom.models.fused import FusedResidual
+
+NETWORKS: list[tuple[str, dict[str, Any]]] = [
+    ("deit_nano", {}),
+    ("deit_nano", {"aggregation": "average"}),
+    ("deit_nano", {"class_token_at": 2}),
+    ("deit_nano", {"dim": 40, "heads": 4}),
+    *[("deit_nano", {"scale": scale}) for scale in ("rezero", "skipinit", "fixup", "t-fixup", "constant", "shortcut_gate")],
+    ("deit_tiny_distilled", {"depth": 2}),
+    ("deit3_nano", {}),
+    ("vit_tiny_2x2", {"patch_size": 8, "depth": 2}),
+    ("vit_tiny_2x1", {"stem": "hmlp", "scale": "layerscale", "depth": 2}),
+    ("cait_nano", {}),
+    ("cait_nano", {"distilled": True}),
+    ("cait_nano", {"class_in_keys": False, "class_scale": False}),
+    ("cait_xs24", {"depth": 2}),
+    ("resmlp_nano", {}),
+    ("resmlp_nano", {"norm": "layer"}),
+    ("resmlp_nano", {"aggregation": "class_mlp"}),
+    *[("resmlp_nano", {"mixing": mixing}) for mixing in ("none", "mlp", "conv", "depthwise", "separable")],
+    ("patchconvnet_nano", {}),
+    ("patchconvnet_nano", {"norm": "batch", "queries": "per_class"}),
+    ("patchconvnet_nano", {"aggregation": "average", "stem": "linear"}),
+]
+
+
+def network(name: str, options: dict[str, Any], size: int = 32) -> patchloom.models.network.Network:
+    model = stir(patchloom.create_model(name, num_classes=6, img_size=size, **options))
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            nn.init.uniform_(module.running_mean, -1, 1)
+            nn.init.uniform_(module.running_var, 0.5, 2)
+    return model.eval()
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize(("name", "options"), NETWORKS, ids=str)
+def test_it_gives_the_logits_and_features_of_its_network(name: str, options: dict[str, Any], kernels: bool) -> None:
+    model, images = network(name, options), torch.randn(3, 3, 32, 32)
+    state = copy.deepcopy(model.state_dict())
+    with torch.no_grad():
+        want, features, embedded = model(images), model.features(images).tokens, model.embed(images)
+    fused = patchloom.fuse(model, kernels=kernels)
+    assert_close(fused(images), want, 1e-5)
+    assert_close(fused(images), want, 1e-5)  # nothing of the first call is left over
+    assert_close(fused.features(images).tokens, features, 1e-5)
+    assert_close(fused.embed(images), embedded, 1e-5)
+    whole = patchloom.fuse(model, kernels=kernels, class_token_only=False)
+    assert_close(whole(images), want, 1e-5)
+    assert all(torch.equal(model.state_dict()[key], value) for key, value in state.items())
+    assert all(parameter.requires_grad for parameter in model.head.parameters())
+
+
+def test_other_sizes_where_the_network_takes_them() -> None:
+    model = network("patchconvnet_nano", {})
+    fused, images = patchloom.fuse(model), torch.randn(2, 3, 48, 64)
+    assert_close(fused(images), model(images).detach(), 1e-5)
+
+
+def test_images_are_left_as_they_are() -> None:
+    fused, images = patchloom.fuse(network("deit_nano", {})), torch.randn(2, 3, 32, 32)
+    before = images.clone()
+    fused(images)
+    assert torch.equal(images, before)
+
+
+@pytest.mark.skipif(not native.available(), reason=str(native.why_not()))
+def test_the_kernels_are_used_where_they_can_be() -> None:
+    assert patchloom.fuse(network("cait_nano", {})).blocks[0].ffn.branches[0].kernels
+    assert not patchloom.fuse(network("cait_nano", {}).double()).blocks[0].ffn.branches[0].kernels
+    assert not patchloom.fuse(network("cait_nano", {}), kernels=False).blocks[0].ffn.branches[0].kernels
+
+
+def test_stand_ins_and_hooked_layers_stay_as_they_are() -> None:
+    """A quantised or adapted Linear, or one that somebody listens to, is called, not read."""
+
+    class Doubled(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(x)
+
+    model, images, heard = network("deit_nano", {}), torch.randn(2, 3, 32, 32), []
+    first, second = model.blocks[0].ffn.branches[0].fn, model.blocks[1].ffn.branches[0].fn
+    doubled = Doubled(first.fc2.in_features, first.fc2.out_features)
+    doubled.load_state_dict(first.fc2.state_dict())
+    first.fc2 = doubled
+    second.fc1.register_forward_hook(lambda *_: heard.append(1))
+    want = model(images).detach()
+    heard.clear()
+    fused = patchloom.fuse(model)
+    assert_close(fused(images), want, 1e-5)
+    assert heard
+    assert isinstance(fused.blocks[0].mixing, FusedResidual)
+
+
+def test_gradients_training_and_capture_are_refused_with_a_sentence() -> None:
+    fused = patchloom.fuse(network("deit_nano", {}))
+    with pytest.raises(patchloom.PatchloomError, match="inference"):
+        fused.train()
+    with pytest.raises(patchloom.PatchloomError, match="gradients"):
+        fused(torch.randn(1, 3, 32, 32, requires_grad=True))
+    with pytest.raises(patchloom.PatchloomError, match="attention maps"), patchloom.capture_attention(fused):
+        pass
+    with pytest.raises(patchloom.PatchloomError, match="fused"):
+        patchloom.save(fused, "never.safetensors")
+    assert not fused(torch.randn(1, 3, 32, 32)).requires_grad
+
+
+def test_it_can_be_fused_again_and_compiled() -> None:
+    model, images = network("cait_nano", {}), torch.randn(2, 3, 32, 32)
+    fused = patchloom.fuse(patchloom.fuse(model))
+    want = model(images).detach()
+    assert_close(fused(images), want, 1e-5)
+    with torch.no_grad():
+        assert_close(torch.compile(fused, backend="aot_eager")(images), want, 1e-5)
