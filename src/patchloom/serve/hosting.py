@@ -12,6 +12,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from patchloom.errors import PatchloomError, did_you_mean
+from patchloom.models.fused import fuse
 from patchloom.models.network import Network
 from patchloom.tasks.evaluate import open_model
 from patchloom.weights.files import read
@@ -19,10 +20,15 @@ from patchloom.weights.files import read
 
 @dataclass(eq=False)
 class HostedModel:
-    """A network under the name by which requests ask for it."""
+    """A network under the name by which requests ask for it; `answering` is the fused copy that predicts."""
 
     name: str
     network: Network
+    shared: bool = False  # its tensors are those of a base that other models have as well
+
+    def __post_init__(self) -> None:
+        # a fused copy has weights of its own, which would undo the sharing
+        self.answering = self.network if self.shared else fuse(self.network)
 
     @cached_property
     def twin(self) -> Network:
@@ -62,7 +68,7 @@ class Hosting:
             network = base if base is not None and source == self.base else _open(source, base)
             if network.config.in_chans != 3:
                 raise PatchloomError(f"{source} takes {network.config.in_chans} channels; a photo has 3.")
-            models[name] = HostedModel(name, network)
+            models[name] = HostedModel(name, network, shared=base is not None)
         return models
 
     def reload(self) -> dict[str, HostedModel]:

@@ -19,6 +19,7 @@ from patchloom.data.mixing import normalise
 from patchloom.data.scan import find_unreadable
 from patchloom.data.sources import EXTENSIONS, Item, Source, Split, decode, open_source, split_source
 from patchloom.errors import PatchloomError
+from patchloom.models.fused import fuse
 from patchloom.models.network import Network, unwrapped
 from patchloom.models.preprocessing import Preprocessing
 from patchloom.tasks.prepare import report_skipped
@@ -65,7 +66,7 @@ def scores(
     """
     if batch < 1 or workers < 0:
         raise PatchloomError(f"A batch has at least one image, and workers are 0 or more: {batch}, {workers}.")
-    network = open_model(model, resolution, base)
+    network = fuse(open_model(model, resolution, base))
     how = test_preprocessing(network, crop_ratio)
     answer = None if head is None else head_answer(network, head, fusion)
     source, items = open_items(data, labels, split, held_out_by(model, data), strict, workers, console)
@@ -212,7 +213,7 @@ def predict(
     """
     if top < 1:
         raise PatchloomError(f"At least one class is named, not {top}.")
-    network = open_model(model, base=base)
+    network = fuse(open_model(model, base=base))
     several = [images] if isinstance(images, str | PathLike) else list(images)
     paths = [path for given in several for path in expand_images(given)]
     rows: list[dict[str, Any]] = []

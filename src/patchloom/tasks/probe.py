@@ -14,6 +14,7 @@ from patchloom.data.loader import test_batches
 from patchloom.data.mixing import normalise
 from patchloom.data.sources import Item, Source
 from patchloom.errors import PatchloomError
+from patchloom.models.fused import fuse
 from patchloom.models.network import Network
 from patchloom.models.preprocessing import Preprocessing
 from patchloom.tasks.evaluate import Model, held_out_by, open_items, open_model, test_preprocessing
@@ -49,7 +50,7 @@ def probe(
         raise PatchloomError(f"--probe is one of {', '.join(PROBES)}, not {kind!r}.")
     if split in ("train", "all"):
         raise PatchloomError(f"A probe is fitted to the training images: --split {split} would test it on them.")
-    network = open_model(model, resolution, base)
+    network = fuse(open_model(model, resolution, base))
     how, kept = test_preprocessing(network, crop_ratio), held_out_by(model, data)
     source, held_out = open_items(data, labels, split, kept, console=console)
     _, train = open_items(data, labels, "train", kept)
