@@ -9,6 +9,7 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
+from patchloom.data.jpeg import Encoded
 from patchloom.errors import PatchloomError
 from patchloom.models.preprocessing import Preprocessing
 
@@ -19,7 +20,7 @@ FILTERS = {
     "lanczos": Image.Resampling.LANCZOS,
 }
 
-
+Picture = Image.Image | np.ndarray | Encoded  # RGB of Pillow's, (height, width, 4) uint8 RGBX, or a JPEG
 LONGEST = 100  # times as long as wide: resized by its shorter side, a thin line would grow without bound
 
 
@@ -45,6 +46,12 @@ def to_rgb(image: Image.Image) -> Image.Image:
         wide = image.mode != "I" or pixels.max() > 255
         image = Image.fromarray((pixels // (257 if wide else 1)).clip(0, 255).astype(np.uint8))
     return image.convert("RGB")
+
+
+def to_image(picture: np.ndarray) -> Image.Image:
+    """An array RGBX as an image of Pillow's."""
+    height, width = picture.shape[:2]
+    return Image.frombytes("RGB", (width, height), np.ascontiguousarray(picture), "raw", "RGBX")
 
 
 def prepare(image: Image.Image, how: Preprocessing) -> Tensor:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import signal
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +21,8 @@ from patchloom.data.transforms import Augment, Size
 from patchloom.models.preprocessing import Preprocessing
 
 Key = tuple[int, int, int]  # image, epoch, repeat
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+_KEPT = 32 << 20  # bytes
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,8 @@ class TrainImages(Dataset[tuple[np.ndarray, int]]):
         image, epoch, repeat = key
         item = self.items[image]
         seed = seed_of(self.seed, epoch, image, repeat, "image")
-        return self.augment(self.source.read(item), self.size, seed), item.label
+        picture = self.source.picture(item, fast=self.augment.pixels == "fast")
+        return self.augment(picture, self.size, seed), item.label
 
 
 class TestImages(Dataset[tuple[np.ndarray, int]]):
@@ -138,3 +143,12 @@ def _quiet_worker(_: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     torch.set_num_threads(1)
+    _keep_memory()
+
+
+def _keep_memory() -> None:
+    """Pictures come and go by the hundred a second: glibc is told not to give their memory back each time."""
+    with suppress(OSError, AttributeError):
+        allocator = ctypes.CDLL(None)
+        allocator.mallopt(_M_MMAP_THRESHOLD, _KEPT)
+        allocator.mallopt(_M_TRIM_THRESHOLD, _KEPT)

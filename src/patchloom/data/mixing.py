@@ -10,14 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from patchloom.data import native
 from patchloom.data.randomness import seed_of
 
 
 def normalise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     """(B, height, width, C) uint8 -> (B, C, height, width) float32 with the mean taken off, divided by std."""
+    centre, scale = (torch.tensor(values, dtype=torch.float32, device=images.device) * 255 for values in (mean, std))
+    if images.device.type == "cpu" and images.dtype == torch.uint8 and images.shape[3] == 3 and native.available():
+        return native.normalise(images, centre, scale).permute(0, 3, 1, 2)
     x = images.permute(0, 3, 1, 2).float()
-    scale = x.new_tensor(std)[:, None, None] * 255
-    return (x - x.new_tensor(mean)[:, None, None] * 255) / scale
+    return x.sub_(centre[:, None, None]).div_(scale[:, None, None])
 
 
 def erase(images: Tensor, probability: float, *seed: int | str) -> Tensor:

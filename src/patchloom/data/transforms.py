@@ -2,6 +2,8 @@
 
 Order: crop, flip, small affine moves, policy (RandAugment, AutoAugment, TrivialAugment, 3-Augment), colour jitter.
 Normalising, erasing and mixing follow on the device, for a whole batch (data/mixing.py).
+
+Images of Pillow's are the plain form of every step; arrays RGBX take the same steps in C++, to the same pixels.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import import_module
 from typing import Any
 
@@ -18,11 +20,14 @@ import numpy as np
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 from patchloom.compat import import_timm
-from patchloom.data.images import FILTERS
+from patchloom.data import native
+from patchloom.data.images import FILTERS, Picture, to_image
+from patchloom.data.jpeg import Box, Encoded
 from patchloom.data.randomness import seeded_globals
 
 FILL = (124, 116, 104)  # ImageNet's mean colour, behind what geometric moves leave empty
 Size = tuple[int, int]
+Drawn = Image.Image | np.ndarray  # in Pillow's hands, or RGBX in C++'s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,32 +42,51 @@ class Augment:
     color_jitter: float = 0.0
     affine: float = 0.0
     interpolation: str = "bicubic"
+    pixels: str = "exact"
 
-    def __call__(self, image: Image.Image, size: Size, seed: int) -> np.ndarray:
-        """An RGB image as (height, width, 3) uint8 of `size`."""
-        draw = random.Random(seed)
+    def __call__(self, image: Picture, size: Size, seed: int) -> np.ndarray:
+        """An image as (height, width, 3) uint8 of `size`."""
+        draw, how = random.Random(seed), FILTERS[self.interpolation]
+        image = _in_hand(image, how)
         cut = random_resized_crop if self.crop == "rrc" else simple_random_crop
-        image = cut(image, size, draw, FILTERS[self.interpolation], self.crop_scale)
+        image = cut(image, size, draw, how, self.crop_scale)
         if draw.random() < self.flip:
-            image = ImageOps.mirror(image)
+            image = native.mirror(image) if isinstance(image, np.ndarray) else ImageOps.mirror(image)
         if self.affine:
-            image = small_affine(image, draw, self.affine)
+            image = small_affine(_as_image(image), draw, self.affine)
         if self.augmentation == "three":
             image = one_of_three(image, draw)
         elif self.augmentation != "none":
             policy = _policy(self.augmentation, self.magnitude)
             with seeded_globals(draw.getrandbits(63)):
-                image = policy(image)
+                image = policy(_as_image(image))
         if self.color_jitter:
             image = jitter(image, draw, self.color_jitter)
+        return native.pack(image) if isinstance(image, np.ndarray) else np.asarray(image)
+
+
+def _in_hand(image: Picture, how: Image.Resampling) -> Picture:
+    """An image in the form that the steps take: C++'s where it can do them, else Pillow's; or still encoded."""
+    if isinstance(image, Encoded):
+        return image
+    if _is_native(how):
         return np.asarray(image)
+    return _as_image(image)
+
+
+def _is_native(how: Image.Resampling) -> bool:
+    return native.available() and how in native.CUBIC
+
+
+def _as_image(image: Drawn) -> Image.Image:
+    return to_image(image) if isinstance(image, np.ndarray) else image
 
 
 def random_resized_crop(
-    image: Image.Image, size: Size, draw: random.Random, how: Image.Resampling, least: float = 0.08
-) -> Image.Image:
+    image: Picture, size: Size, draw: random.Random, how: Image.Resampling, least: float = 0.08
+) -> Drawn:
     """A crop of an area U(least, 1) and a log-uniform aspect 3/4 to 4/3, ten tries, then the centre; resized."""
-    width, height = image.size
+    width, height = _sides(image)
     for _ in range(10):
         area = width * height * draw.uniform(least, 1)
         aspect = math.exp(draw.uniform(math.log(3 / 4), math.log(4 / 3)))
@@ -73,21 +97,39 @@ def random_resized_crop(
     else:
         w, h = min(width, round(height * 4 / 3)), min(height, round(width * 4 / 3))
         left, top = (width - w) // 2, (height - h) // 2
-    return image.crop((left, top, left + w, top + h)).resize((size[1], size[0]), how)
+    return _resized(image, (left, top, left + w, top + h), size, how)
 
 
 def simple_random_crop(
-    image: Image.Image, size: Size, draw: random.Random, how: Image.Resampling, _: float = 0, pad: int = 4
-) -> Image.Image:
+    image: Picture, size: Size, draw: random.Random, how: Image.Resampling, _: float = 0, pad: int = 4
+) -> Drawn:
     """DeiT III's simple random crop: the shorter side to S, four pixels of reflection all round, an S x S crop."""
-    height, width = size
-    scale = max(height / image.height, width / image.width)
-    resized = image.resize((max(width, int(image.width * scale)), max(height, int(image.height * scale))), how)
-    pad = min(pad, min(resized.size) - 1)
-    padded = np.pad(np.asarray(resized), ((pad, pad), (pad, pad), (0, 0)), mode="reflect")
-    top = draw.randint(0, padded.shape[0] - height)
-    left = draw.randint(0, padded.shape[1] - width)
-    return Image.fromarray(padded[top : top + height, left : left + width])
+    (height, width), (from_width, from_height) = size, _sides(image)
+    scale = max(height / from_height, width / from_width)
+    to_size = (max(height, int(from_height * scale)), max(width, int(from_width * scale)))
+    resized = _resized(image, (0, 0, from_width, from_height), to_size, how)
+    pad = min(pad, min(to_size) - 1)
+    top = draw.randint(0, to_size[0] + 2 * pad - height)
+    left = draw.randint(0, to_size[1] + 2 * pad - width)
+    rows = np.pad(np.arange(to_size[0]), pad, mode="reflect")[top : top + height]
+    columns = np.pad(np.arange(to_size[1]), pad, mode="reflect")[left : left + width]
+    if isinstance(resized, np.ndarray):
+        return native.take(resized, rows, columns)
+    return Image.fromarray(np.asarray(resized)[np.ix_(rows, columns)])
+
+
+def _sides(image: Picture) -> tuple[int, int]:
+    """Width and height."""
+    return (image.shape[1], image.shape[0]) if isinstance(image, np.ndarray) else (image.width, image.height)
+
+
+def _resized(image: Picture, box: Box, size: Size, how: Image.Resampling) -> Drawn:
+    """A box of an image at another size."""
+    if isinstance(image, Image.Image):
+        return image.crop(box).resize((size[1], size[0]), how)
+    left, top, right, bottom = box
+    area = image.area(box, size) if isinstance(image, Encoded) else image[top:bottom, left:right]
+    return native.resize(area, size, how) if _is_native(how) else to_image(area).resize((size[1], size[0]), how)
 
 
 def small_affine(image: Image.Image, draw: random.Random, strength: float) -> Image.Image:
@@ -104,22 +146,29 @@ def small_affine(image: Image.Image, draw: random.Random, strength: float) -> Im
     return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR, fillcolor=fill)
 
 
-def one_of_three(image: Image.Image, draw: random.Random) -> Image.Image:
+def one_of_three(image: Drawn, draw: random.Random) -> Drawn:
     """3-Augment's first part: exactly one of grey, solarised from 128 on, and blurred with a radius of U(0.1, 2)."""
     choice = draw.randrange(3)
+    radius = draw.uniform(0.1, 2) if choice == 2 else 0
+    if isinstance(image, np.ndarray):
+        return (native.grey, native.solarise, partial(native.blur, sigma=radius))[choice](image)
     if choice == 0:
         return ImageOps.grayscale(image).convert("RGB")
     if choice == 1:
         return ImageOps.solarize(image, 128)
-    return image.filter(ImageFilter.GaussianBlur(draw.uniform(0.1, 2)))
+    return image.filter(ImageFilter.GaussianBlur(radius))
 
 
-def jitter(image: Image.Image, draw: random.Random, strength: float) -> Image.Image:
+def jitter(image: Drawn, draw: random.Random, strength: float) -> Drawn:
     """Brightness, contrast and saturation by factors of U(1 - strength, 1 + strength), in a random order; no hue."""
     enhancers = [ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color]
     draw.shuffle(enhancers)
-    for enhance in enhancers:
-        image = enhance(image).enhance(draw.uniform(max(0, 1 - strength), 1 + strength))
+    for enhancer in enhancers:
+        factor = draw.uniform(max(0, 1 - strength), 1 + strength)
+        if isinstance(image, np.ndarray):
+            image = native.enhance(image, enhancer, factor)
+        else:
+            image = enhancer(image).enhance(factor)
     return image
 
 

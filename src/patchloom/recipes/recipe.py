@@ -77,6 +77,7 @@ class Recipe:
     switch_probability: float = 0.5  # of CutMix where both are on
     repeated_augmentation: int = 1
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"
+    pixels: Literal["exact", "fast"] = "exact"  # of a JPEG; fast: decoded coarser, no smaller than the crop needs
 
     # network
     drop_path: float | None = None  # None: as the model says
