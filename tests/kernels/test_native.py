@@ -132,6 +132,12 @@ def test_depthwise() -> None:
     assert_close(mean, want.mean(dim=(1, 2)), 2e-6)
 
 
+def test_excite() -> None:
+    mean, w1, b1, w2, b2 = (torch.randn(*shape) for shape in ((3, 48), (16, 48), (16,), (48, 16), (48,)))
+    got = ops.excite(mean, w1.t().contiguous(), b1, w2.t().contiguous(), b2)
+    assert_close(got, F.linear(F.relu(F.linear(mean, w1, b1)), w2, b2).sigmoid(), 2e-6)
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_the_number_of_threads_changes_nothing(threads: int) -> None:
     q, k, v = (torch.randn(3, 4, 40, 16) for _ in range(3))

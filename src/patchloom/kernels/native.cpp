@@ -505,16 +505,35 @@ void attend_back(const Heads& q, const Heads& k, const Heads& v, const Heads& gr
         }
 }
 
-// One output channel vector of a depth-wise 3 x 3 convolution with zeros around the map; weight is (9, D)
-inline Vec convolve(const float* x, int64_t y0, int64_t x0, int64_t height, int64_t width, int64_t dim, const float* weight,
+// One vector of channels of a depth-wise 3 x 3 convolution, with zeros around the map
+inline Vec convolve(const float* x, int64_t row, int64_t column, int64_t height, int64_t width, int64_t dim, const Vec* taps,
                     Vec total) {
-    for (int64_t i = -1; i <= 1; i++)
-        for (int64_t j = -1; j <= 1; j++) {
-            int64_t row = y0 + i, column = x0 + j;
-            if (row < 0 || row >= height || column < 0 || column >= width) continue;
-            total += load(x + (row * width + column) * dim) * load(weight + ((i + 1) * 3 + j + 1) * dim);
-        }
+    const float* centre = x + (row * width + column) * dim;
+    if (row > 0 && row < height - 1 && column > 0 && column < width - 1) {
+#pragma GCC unroll 9
+        for (int t = 0; t < 9; t++) total += load(centre + ((t / 3 - 1) * width + t % 3 - 1) * dim) * taps[t];
+        return total;
+    }
+    for (int t = 0; t < 9; t++) {
+        int64_t i = row + t / 3 - 1, j = column + t % 3 - 1;
+        if (i >= 0 && i < height && j >= 0 && j < width) total += load(x + (i * width + j) * dim) * taps[t];
+    }
     return total;
+}
+
+// out (columns) = bias + vector (depth) times matrix (depth, columns); columns a multiple of LANES
+inline void multiply_vector(const float* vector, const float* matrix, const float* bias, int64_t depth, int64_t columns,
+                            float* out) {
+    for (int64_t n = 0; n < columns; n += LANES) {
+        Vec total = load(bias + n);
+        for (int64_t k = 0; k < depth; k++) total += vector[k] * load(matrix + k * columns + n);
+        store(out + n, total);
+    }
+}
+
+inline Vec sigmoid(Vec x) {
+    Vec e = exp_negative(x < 0 ? x : -x);
+    return (x < 0 ? e : fill(1.0f)) / (1.0f + e);
 }
 
 }  // namespace
@@ -626,14 +645,29 @@ void patchloom_depthwise(const float* x, float* out, float* mean, const int64_t*
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int64_t i = 0; i < images * slices; i++) {
         int64_t d = i % slices * LANES, from = i / slices * height * width * dim + d;
-        Vec start = load(bias + d), sum = {};
+        Vec start = load(bias + d), sum = {}, taps[9];
+        for (int t = 0; t < 9; t++) taps[t] = load(weight + t * dim + d);
         for (int64_t row = 0; row < height; row++)
             for (int64_t column = 0; column < width; column++) {
-                Vec y = gelu(convolve(x + from, row, column, height, width, dim, weight + d, start));
+                Vec y = gelu(convolve(x + from, row, column, height, width, dim, taps, start));
                 store(out + from + (row * width + column) * dim, y);
                 sum += y;
             }
         store(mean + i / slices * dim + d, sum / float(height * width));
+    }
+}
+
+// gate (B, D) = sigmoid(W2 relu(W1 mean + b1) + b2), weights transposed: W1 (D, squeezed), W2 (squeezed, D)
+void patchloom_excite(const float* mean, float* gate, const int64_t* shape, const float* weight1, const float* bias1,
+                      const float* weight2, const float* bias2, int threads) {
+    int64_t images = shape[0], dim = shape[1], squeezed = shape[2];
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t i = 0; i < images; i++) {
+        float *hidden = scratch.take(squeezed), *out = gate + i * dim;
+        multiply_vector(mean + i * dim, weight1, bias1, dim, squeezed, hidden);
+        for (int64_t n = 0; n < squeezed; n++) hidden[n] = std::max(hidden[n], 0.0f);
+        multiply_vector(hidden, weight2, bias2, squeezed, dim, out);
+        for (int64_t n = 0; n < dim; n += LANES) store(out + n, sigmoid(load(out + n)));
     }
 }
 

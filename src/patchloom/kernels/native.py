@@ -69,6 +69,7 @@ _SIGNATURES = {  # of native.cpp, a letter an argument
     "talking_heads_back": "ppppppppppppi",
     "cross_patch": "pppppi",
     "depthwise": "ppppppi",
+    "excite": "pppppppi",
     "gated_linear": "pppnnppnni",
 }
 
@@ -178,6 +179,18 @@ def depthwise(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     out, mean = torch.empty_like(x), x.new_empty((x.shape[0], x.shape[-1]))
     _call("depthwise", x, out, mean, tuple(x.shape), weight, bias)
     return out, mean
+
+
+@_operator(
+    "excite(Tensor mean, Tensor weight1, Tensor bias1, Tensor weight2, Tensor bias2) -> Tensor",
+    lambda mean, *_: torch.empty_like(mean),
+)
+def excite(mean: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor) -> Tensor:
+    """The gate of squeeze-excite, (B, D) -> (B, D); weights transposed, (D, squeezed) and (squeezed, D), both sizes
+    multiples of 16."""
+    gate = torch.empty_like(mean)
+    _call("excite", mean, gate, (*mean.shape, len(bias1)), weight1, bias1, weight2, bias2)
+    return gate
 
 
 @_operator("attention(Tensor q, Tensor k, Tensor v, float scale) -> Tensor", lambda q, *_: _joined(q))

@@ -226,32 +226,39 @@ class FusedConv(nn.Module):
     """total += scale(conv_branch(norm(x))): PatchConvNet's block on maps."""
 
     taps: Tensor
+    squeeze: Tensor
+    squeeze_bias: Tensor
+    excite: Tensor
+    excite_bias: Tensor
 
     def __init__(self, branch: Branch, kernels: bool) -> None:
         super().__init__()
         conv = branch.fn
         assert isinstance(conv, ConvBranch)
-        self.kernels = kernels
         self.eps, *affine = norm_parts(branch.norm)
         self.expand = FoldedLinear(*fold_input(*_matrix(conv.expand), *affine), kernels)
         self.depthwise = conv.depthwise
         self.register_buffer("taps", conv.depthwise.weight.flatten(1).t().contiguous())
-        squeeze = conv.squeeze_excite
-        self.reduce = FoldedLinear(*_matrix(squeeze.conv_reduce), False)
-        self.excite = FoldedLinear(*_matrix(squeeze.conv_expand), False)
+        reduce, expand = _matrix(conv.squeeze_excite.conv_reduce), _matrix(conv.squeeze_excite.conv_expand)
+        room = -len(reduce[1]) % LANES  # channels that squeeze to nothing
+        self.register_buffer("squeeze", F.pad(reduce[0].t(), (0, room)).contiguous())
+        self.register_buffer("squeeze_bias", F.pad(reduce[1], (0, room)))
+        self.register_buffer("excite", F.pad(expand[0].t(), (0, 0, 0, room)).contiguous())
+        self.register_buffer("excite_bias", expand[1].clone())
+        self.kernels = kernels and len(self.excite_bias) % LANES == 0
         self.project = FoldedLinear(*fold_output(conv.project, branch.scale), kernels)
 
     def forward(self, total: Tensor, x: Tensor, _: int | None = None) -> Tensor:
-        y, mean = self.convolve(self.expand(x, self.eps, activate=True))
-        gate = self.excite(F.relu(self.reduce(mean))).sigmoid()
+        y = self.expand(x, self.eps, activate=True)
+        weights = (self.squeeze, self.squeeze_bias, self.excite, self.excite_bias)
+        if self.kernels:
+            y, mean = torch.ops.patchloom.depthwise(y, self.taps, self.depthwise.bias)
+            gate = torch.ops.patchloom.excite(mean, *weights)
+        else:
+            y = torch.ops.aten.gelu_(convolve(self.depthwise, y))
+            squeezed = F.relu(torch.addmm(weights[1], y.mean(dim=(1, 2)), weights[0]))
+            gate = torch.addmm(weights[3], squeezed, weights[2]).sigmoid()
         return self.project.add_to(total, y, gate)
-
-    def convolve(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """GELU of the depth-wise convolution of maps (B, height, width, D), and its mean (B, D)."""
-        if self.kernels and x.shape[-1] % 16 == 0:
-            return torch.ops.patchloom.depthwise(x, self.taps, self.depthwise.bias)
-        y = torch.ops.aten.gelu_(convolve(self.depthwise, x))
-        return y, y.mean(dim=(1, 2))
 
 
 class FusedLinearStem(nn.Module):
@@ -266,6 +273,7 @@ class FusedLinearStem(nn.Module):
         return self.proj(patch_pixels(images, self.side))
 
 
+LANES = 16  # floats of the widest vector
 FEW_QUERIES = 6  # below, packing all keys for them costs more than it gains
 _FUSED: dict[type[nn.Module], type[nn.Module]] = {
     SelfAttention: FusedAttention,
