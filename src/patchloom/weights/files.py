@@ -50,7 +50,8 @@ def read(path: Path) -> Checkpoint:
             raise PatchloomError(f"{path} {what}; weights are a .safetensors or .pth file.")
         if path.suffix == ".safetensors":
             return _read_safetensors(path)
-        return Checkpoint(str(path), unwrap(_read_pickle(path), str(path)))
+        content = _read_pickle(path)
+        return Checkpoint(str(path), unwrap(content, str(path)), _told_in_pickle(content, path))
     except OSError as error:
         raise PatchloomError(f"{str(path)[:200]} cannot be read: {error.strerror}.") from error
 
@@ -126,13 +127,28 @@ def _read_safetensors(path: Path) -> Checkpoint:
         about = json.loads(metadata.get(METADATA_KEY) or metadata.get(CHECKPOINT_KEY, "{}"))
     except (SafetensorError, json.JSONDecodeError, RecursionError) as error:
         raise PatchloomError(f"{path} is damaged or no safetensors file: {error}.") from error
-    if not isinstance(about, dict):
-        raise PatchloomError(f"{path} is damaged: what it says of itself is no object, but {about!r}.")
+    _check_told(about, path)
     if CHECKPOINT_KEY in metadata:
         if metadata.get("sha256") != digest(metadata[CHECKPOINT_KEY], tensors):
             raise PatchloomError(f"{path} is damaged: its digest does not fit its content.")
         tensors, about = _of_training(tensors, about)
     return Checkpoint(str(path), unwrap(tensors, str(path)), about)
+
+
+def _told_in_pickle(content: Any, path: Path) -> dict[str, Any]:
+    """What an exported .pth file says of itself, beside its state dict."""
+    text = content.get(METADATA_KEY, "{}") if isinstance(content, Mapping) else "{}"
+    try:
+        about = json.loads(text)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise PatchloomError(f"{path} is damaged: what it says of itself is no JSON.") from error
+    _check_told(about, path)
+    return about
+
+
+def _check_told(about: Any, path: Path) -> None:
+    if not isinstance(about, dict):
+        raise PatchloomError(f"{path} is damaged: what it says of itself is no object, but {about!r}.")
 
 
 def _inside(folder: Path) -> Path:
