@@ -1,0 +1,202 @@
+"""`export`: a network from anywhere as a checked file for another program."""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from patchloom.errors import PatchloomError
+from patchloom.exporting.check import MANY, Found, compare, crops, find_pictures
+from patchloom.exporting.formats import Format, Request, find_format, make
+from patchloom.models.network import Network, unwrapped
+from patchloom.weights.load import load
+
+TOLERANCE = 1e-4  # the largest difference of a logit, as a part of the largest logit
+INT8_TOLERANCE = 0.1  # the part of images whose likeliest class may be another
+_BEGINNINGS = {  # where in a file, and with what, each kind begins
+    ".onnx": (0, b"\x08"),
+    ".xml": (0, b"<?xml"),
+    ".pt2": (0, b"PK"),
+    ".pth": (0, b"PK"),
+    ".safetensors": (8, b"{"),
+}
+
+Source = Network | str | PathLike[str]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was written, and how far it is from its network."""
+
+    format: str
+    file: str
+    bytes: int  # with the .bin file of OpenVINO
+    difference: float  # the largest of any logit, as a part of the largest logit
+    agreement: float  # the part of images with the same likeliest class
+    tolerance: float  # of the difference; of int8, of 1 - agreement
+    images: int
+    sizes: tuple[tuple[int, int, int], ...]  # batch, height, width
+    replaced: bool  # whether an earlier file of the same kind stood there
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def export(
+    model: Source,
+    to: str,
+    out: str | PathLike[str],
+    int8: bool = False,
+    with_preprocessing: bool = False,
+    tolerance: float | None = None,
+    *,
+    images: str | PathLike[str] | None = None,
+    base: Source | None = None,
+) -> Report:
+    """Write a network for another program, if what was written computes the same on real images.
+
+    model                a network, or anything that `load` takes
+    to                   onnx, openvino, torch (a .pt2 program), safetensors, timm or official
+    int8                 of onnx and openvino: weights and products in 8 bits
+    with_preprocessing   of onnx, openvino and torch: the input is uint8 pixels, normalised inside
+    tolerance            the largest allowed difference of a logit as a part of the largest logit, 1e-4 by default; of
+                         int8 the part of images whose likeliest class may be another, 0.1 by default
+    images               a file, folder or pattern: the images to compare on, and to calibrate int8 with; by default what
+                         a run held out, or photos that installed packages ship
+    base                 of a delta: the weights that it was made from
+    """
+    form = find_format(to, int8, with_preprocessing)
+    path = _checked_path(out, to, form, model)
+    bound = _checked_tolerance(tolerance, int8)
+    pictures = find_pictures(images, model)
+    request, pictures = _request(_network(model, base), to, int8, with_preprocessing, pictures)
+    replaced = path.exists()
+    try:
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+            found = _write_checked(request, to, path, Path(folder), pictures, bound)
+            size = _move(Path(folder), path)
+    except OSError as error:
+        raise PatchloomError(f"{path} cannot be written: {error.strerror or error}.") from error
+    return Report(to, str(path), size, found.difference, found.agreement, bound, found.images, found.sizes, replaced)
+
+
+def _request(
+    network: Network, to: str, int8: bool, with_preprocessing: bool, pictures: list[Image.Image]
+) -> tuple[Request, list[Image.Image]]:
+    """What is wanted, and the pictures to judge it by: of many, int8 is calibrated on the other half."""
+    request = Request(network, int8, with_preprocessing, _any_size(network, to, int8))
+    if not int8:
+        return request, pictures
+    seen, unseen = (pictures[::2], pictures[1::2]) if len(pictures) >= 16 else (pictures, pictures)
+    return replace(request, calibration=crops(network, seen, MANY, network.config.img_size, seed=1)), unseen
+
+
+def _write_checked(
+    request: Request, to: str, path: Path, folder: Path, pictures: list[Image.Image], bound: float
+) -> Found:
+    draft = folder / path.name
+    with _in_a_sentence(path, to):
+        artefact = make(request, to)
+        artefact.write(draft, {})
+        found = compare(request, artefact.open(draft), pictures)
+    _refuse_wrong(found, path, bound, request.int8)
+    artefact.write(draft, {**found.to_json(), "tolerance": bound})
+    return found
+
+
+@contextmanager
+def _in_a_sentence(path: Path, to: str) -> Iterator[None]:
+    try:
+        yield
+    except (PatchloomError, OSError):
+        raise
+    except Exception as error:  # whatever exporters and runtimes raise for a graph that they do not bear
+        reason = next((line for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)
+        raise PatchloomError(f"{path} is not written: {to} does not bear this network: {reason.strip()}") from error
+
+
+def _network(model: Source, base: Source | None) -> Network:
+    """A network of our own on the CPU, to be traced: the caller's stays as it is."""
+    network = load(model, base=base) if isinstance(model, str | PathLike) else copy.deepcopy(unwrapped(model))
+    if network.fused:
+        raise PatchloomError("A fused copy runs on this machine alone: export the network that it was made from.")
+    return network.cpu().float().eval().requires_grad_(False)
+
+
+def _any_size(network: Network, to: str, int8: bool) -> bool:
+    """Whether height and width are free, which OpenVINO's quantised networks do not bear (openvino issue 19134)."""
+    return network._takes_any_size() and not (int8 and to == "openvino")
+
+
+def _checked_tolerance(tolerance: float | None, int8: bool) -> float:
+    if tolerance is None:
+        return INT8_TOLERANCE if int8 else TOLERANCE
+    if not (math.isfinite(tolerance) and 0 <= tolerance <= (1 if int8 else math.inf)):
+        raise PatchloomError(f"A tolerance is 0 or more{', of int8 at most 1' if int8 else ''}, not {tolerance}.")
+    return tolerance
+
+
+def _checked_path(out: str | PathLike[str], to: str, form: Format, model: Source) -> Path:
+    """Where the file may be written: told before anything is computed."""
+    path = Path(out)
+    if path.suffix not in form.suffixes:
+        raise PatchloomError(f"A file for {to} ends in {' or '.join(form.suffixes)}, not {path.name!r}.")
+    if not path.parent.is_dir():
+        raise PatchloomError(f"{path} cannot be written: there is no folder {path.parent}.")
+    if not os.access(path.parent, os.W_OK):
+        raise PatchloomError(f"{path} cannot be written: {path.parent} is no folder that this user may write to.")
+    for there in (path, path.with_suffix(".bin")) if to == "openvino" else (path,):
+        if there.is_dir():
+            raise PatchloomError(f"{there} is a folder; --out names a file.")
+    if path.exists():
+        _refuse_other_file(path, model)
+    return path
+
+
+def _refuse_other_file(path: Path, model: Source) -> None:
+    """An earlier export may be replaced; other files, and the weights that are exported, may not."""
+    start, beginning = _BEGINNINGS[path.suffix]
+    try:
+        with open(path, "rb") as file:
+            same_kind = file.read(start + len(beginning))[start:] == beginning
+    except OSError as error:
+        raise PatchloomError(f"{path} cannot be written: {error.strerror}.") from error
+    if not same_kind:
+        raise PatchloomError(f"{path} exists and is no {path.suffix} file: it is not written over.")
+    if isinstance(model, str | PathLike):
+        source = Path(model)
+        for weights in (source, source / "model.safetensors", source / "export" / "model.safetensors"):
+            if weights.exists() and weights.samefile(path):
+                raise PatchloomError(f"{path} is what is exported: choose another file.")
+
+
+def _refuse_wrong(found: Found, path: Path, bound: float, int8: bool) -> None:
+    if int8 and not 1 - found.agreement <= bound:
+        raise PatchloomError(
+            f"{path} is not written: int8 changes the likeliest class of {1 - found.agreement:.1%} of {found.images} "
+            f"images, more than the tolerance of {bound:.1%}."
+        )
+    if not math.isfinite(found.difference) or not (int8 or found.difference <= bound):
+        raise PatchloomError(
+            f"{path} is not written: its logits differ by {found.difference:.1e} of the largest, more than the "
+            f"tolerance of {bound:.1e}."
+        )
+
+
+def _move(folder: Path, path: Path) -> int:
+    """Put what was written into its place, the file that names the others last; the bytes of all."""
+    written = sorted(folder.iterdir(), key=lambda file: file.name == path.name)
+    size = sum(file.stat().st_size for file in written)
+    for file in written:
+        os.replace(file, path.with_name(file.name))
+    return size

@@ -1,0 +1,80 @@
+"""A network as a graph: torch's own exported program, which the other graphs are made from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from patchloom.exporting.formats import Request, Runner, metadata, quiet
+from patchloom.models.network import Network
+
+
+class Preprocessed(nn.Module):
+    """(B, height, width, C) uint8 -> logits: scaling, mean, std and the change of layout before the network."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.network = network
+        how = network.preprocessing
+        self.register_buffer("mean", 255 * torch.tensor(how.mean)[:, None, None])
+        self.register_buffer("std", 255 * torch.tensor(how.std)[:, None, None])
+
+    def forward(self, pixels: Tensor) -> Any:
+        return self.network((pixels.permute(0, 3, 1, 2).float() - self.mean) / self.std)
+
+
+def capture(request: Request) -> ExportedProgram:
+    """The program of a network for any batch and, where they are free, any height and width in patches."""
+    network, config = request.network, request.network.config
+    height, width = config.img_size
+    example = torch.zeros(2, config.in_chans, height, width)
+    rows, columns = 2, 3
+    module: nn.Module = network
+    if request.with_preprocessing:
+        example, module = example.permute(0, 2, 3, 1).to(torch.uint8).contiguous(), Preprocessed(network).eval()
+        rows, columns = 1, 2
+    shape: dict[int, Any] = {0: Dim("batch", min=1)}
+    if request.any_size:
+        shape |= {rows: config.patch_size * Dim("rows", min=1), columns: config.patch_size * Dim("columns", min=1)}
+    with torch.no_grad(), quiet():
+        program = torch.export.export(module, (example,), dynamic_shapes=(shape,), strict=False)
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # it names files of the machine that exports
+    return program
+
+
+class TorchProgram:
+    """A .pt2 file; its metadata is the extra file metadata.json."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.program = capture(request)
+
+    def write(self, path: Path, found: dict[str, Any]) -> None:
+        with quiet():
+            torch.export.save(
+                self.program, path, extra_files={"metadata.json": json.dumps(metadata(self.request, found))}
+            )
+
+    def open(self, path: Path) -> Runner:
+        with quiet():
+            module = torch.export.load(path).module()
+
+        def run(images: np.ndarray) -> np.ndarray:
+            with torch.no_grad():
+                return module(torch.from_numpy(images)).numpy()
+
+        return run
+
+
+def make(request: Request, to: str) -> TorchProgram:  # noqa: ARG001 - one of several formats
+    return TorchProgram(request)

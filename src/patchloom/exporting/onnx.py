@@ -1,0 +1,111 @@
+"""ONNX files: the graph of the exported program, run by onnxruntime; int8 by its dynamic quantisation."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from patchloom import __version__
+from patchloom.errors import PatchloomError
+from patchloom.exporting.formats import Request, Runner, metadata, quiet
+from patchloom.exporting.graph import capture
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+OPSET = 18
+MOST_BYTES = 2**31 - 2**24  # a protobuf message ends at 2 GB; the graph takes some of it
+
+
+def to_onnx(request: Request) -> ModelProto:
+    """The graph with the input `input` and the output `logits`; nothing in it names files of this machine."""
+    size = sum(tensor.nbytes for tensor in request.network.state_dict().values())
+    if size > MOST_BYTES:
+        raise PatchloomError(
+            f"{request.network.config.name} has {size / 1e9:.1f} GB of weights; an ONNX file holds less than 2 GB: "
+            f"--to torch has no such bound."
+        )
+    program = capture(request)
+    with quiet():
+        exported = torch.onnx.export(
+            program, dynamo=True, input_names=["input"], output_names=["logits"], opset_version=OPSET, verbose=False
+        )
+    assert exported is not None
+    model = exported.model_proto
+    _clean(model)
+    _name_sizes(model, request)
+    return model
+
+
+def _clean(model: ModelProto) -> None:
+    """Take off what the exporter notes of shapes, modules and source lines."""
+    graph = model.graph
+    del graph.value_info[:], graph.metadata_props[:], model.metadata_props[:]
+    for part in (*graph.node, *graph.initializer, *graph.input, *graph.output):
+        part.doc_string = ""
+        del part.metadata_props[:]
+    model.producer_name, model.producer_version = "patchloom", __version__
+
+
+def _name_sizes(model: ModelProto, request: Request) -> None:
+    names = {0: "batch"}
+    if request.any_size:
+        names |= {1: "height", 2: "width"} if request.with_preprocessing else {2: "height", 3: "width"}
+    dims = model.graph.input[0].type.tensor_type.shape.dim
+    for place, name in names.items():
+        dims[place].dim_param = name
+    model.graph.output[0].type.tensor_type.shape.dim[0].dim_param = "batch"
+
+
+def quantise(model: ModelProto) -> ModelProto:
+    """The weights of all matrix products in 8 bits, a scale a column; what they are multiplied with is quantised as it
+    comes, so that no image is needed. Unsigned weights: products of signed ones overflow on a CPU without VNNI."""
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    with tempfile.TemporaryDirectory() as folder, quiet():
+        before, after = Path(folder) / "float.onnx", Path(folder) / "int8.onnx"
+        onnx.save(model, before)
+        quantize_dynamic(
+            before,
+            after,
+            op_types_to_quantize=["MatMul", "Gemm"],
+            per_channel=True,
+            weight_type=QuantType.QUInt8,
+        )
+        return onnx.load(after)
+
+
+class OnnxFile:
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        model = to_onnx(request)
+        self.model = quantise(model) if request.int8 else model
+
+    def write(self, path: Path, found: dict[str, Any]) -> None:
+        import onnx
+
+        del self.model.metadata_props[:]
+        onnx.helper.set_model_props(self.model, metadata(self.request, {"opset": OPSET, **found}))
+        onnx.save(self.model, path)
+
+    def open(self, path: Path) -> Runner:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        options.log_severity_level = 4
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+        def run(images: np.ndarray) -> np.ndarray:
+            return session.run(["logits"], {"input": images})[0]
+
+        return run
+
+
+def make(request: Request, to: str) -> OnnxFile:  # noqa: ARG001 - one of several formats
+    return OnnxFile(request)

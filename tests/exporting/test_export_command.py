@@ -1,0 +1,186 @@
+"""`patchloom export` as people use it: real processes, the example without torch, one sentence for what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import patchloom
+from conftest import stir
+from patchloom.cli.main import main
+from patchloom.errors import PatchloomError
+from patchloom.exporting import exporter, formats
+from patchloom.models.network import Network
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "run_onnx.py"
+WITHOUT_TORCH = """
+import runpy, sys
+class NoTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "patchloom"):
+            raise ImportError(f"{name} is not here")
+sys.meta_path.insert(0, NoTorch())
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    model = stir(patchloom.create_model("resmlp_nano", num_classes=3, depth=1)).eval()
+    model.class_names = ("cat", "dog", "owl")
+    path = tmp_path_factory.mktemp("weights") / "model.safetensors"
+    patchloom.save(model, path)
+    return path
+
+
+def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as stopped:
+        main(["export", *words])
+    assert stopped.value.code == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("patchloom: ")
+    assert told.err.count("\n") == 1
+    return told.err
+
+
+def test_a_file_that_runs_without_torch(weights: Path, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+    out = tmp_path / "model.onnx"
+    words = ["export", str(weights), "--to", "onnx", "--out", str(out), "--json"]
+    done = subprocess.run([sys.executable, "-m", "patchloom", *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    report = json.loads(done.stdout)
+    assert report["format"] == "onnx"
+    assert report["file"] == str(out)
+    assert report["bytes"] == out.stat().st_size
+    assert report["difference"] < 1e-5
+    assert report["agreement"] == 1
+    assert {tuple(size) for size in report["sizes"]} == {(batch, 32, 32) for batch in (1, 2, 5)}
+    picture = tmp_path / "photo.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 70, 3), dtype=np.uint8)).save(picture)
+    asked = [sys.executable, "-c", WITHOUT_TORCH, str(EXAMPLE), str(out), str(picture), str(picture)]
+    said = subprocess.run(asked, capture_output=True, text=True, check=False)
+    assert said.returncode == 0, said.stderr
+    want = patchloom.predict(weights, picture, top=3)[0]["predictions"]
+    expected = ", ".join(f"{row['class']} ({row['probability']:.1%})" for row in want)
+    assert said.stdout.splitlines() == [f"{picture}: {expected}"] * 2
+
+
+def test_what_it_says(weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["export", str(weights), "--to", "official", "--out", str(tmp_path / "a.pth")]
+    main(words)
+    first = capsys.readouterr().out
+    assert "a.pth" in first
+    assert "100.0% have the same likeliest class" in first
+    main(words)
+    assert "in the place of an earlier file" in capsys.readouterr().out
+
+
+def test_images_of_the_users_own(weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    noise = np.random.default_rng(0)
+    for i in range(3):
+        Image.fromarray(noise.integers(0, 256, (40, 40, 3), dtype=np.uint8)).save(photos / f"{i}.png")
+    words = [str(weights), "--to", "safetensors", "--out", str(tmp_path / "a.safetensors"), "--images"]
+    main(["export", *words, str(photos)])
+    capsys.readouterr()
+    assert "nowhere" in refused([*words, str(tmp_path / "nowhere")], capsys)
+    (photos / "1.png").write_bytes(b"no image")
+    assert "1.png" in refused([*words, str(photos)], capsys)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--to", "onxx", "--out", "a.onnx"], r"no format 'onxx'.*Did you mean 'onnx'"),
+        (["--to", "onnx", "--out", "a.pt"], r"ends in \.onnx, not 'a\.pt'"),
+        (["--to", "official", "--out", "a.pt"], r"ends in \.safetensors or \.pth"),
+        (["--to", "onnx", "--out", "nowhere/a.onnx"], "there is no folder nowhere"),
+        (["--to", "torch", "--out", "folder.pt2"], "is a folder"),
+        (["--to", "torch", "--int8", "--out", "a.pt2"], "onnx and openvino have one"),
+        (["--to", "timm", "--with-preprocessing", "--out", "a.safetensors"], "weights alone"),
+        (["--to", "torch", "--tolerance", "-1", "--out", "a.pt2"], "0 or more"),
+        (["--to", "torch", "--tolerance", "nan", "--out", "a.pt2"], "0 or more"),
+        (["--to", "torch", "--out", "notes.pt2"], "is not written over"),
+    ],
+)
+def test_bad_input_is_one_sentence(words, sentence, weights, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("folder.pt2").mkdir()
+    Path("notes.pt2").write_text("my notes")
+    before = sorted(os.listdir())
+    told = refused([str(weights), *words], capsys)
+    assert re.search(sentence, told), told
+    assert sorted(os.listdir()) == before
+
+
+def test_the_weights_themselves_are_not_written_over(weights: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    content = weights.read_bytes()
+    for source in (weights, weights.parent):
+        told = refused([str(source), "--to", "official", "--out", str(weights)], capsys)
+        assert "choose another file" in told
+    assert weights.read_bytes() == content
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_may_not_be_written_to(weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tmp_path.chmod(0o500)
+    told = refused([str(weights), "--to", "torch", "--out", str(tmp_path / "a.pt2")], capsys)
+    assert "may write to" in told
+
+
+def test_a_missing_package_names_the_extra(weights: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    found = formats.find_spec
+    monkeypatch.setattr(formats, "find_spec", lambda name: None if name == "onnxruntime" else found(name))
+    told = refused([str(weights), "--to", "onnx", "--out", str(tmp_path / "a.onnx")], capsys)
+    assert "pip install 'patchloom[export]'" in told
+
+
+def test_past_the_tolerance_nothing_is_written(weights: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    """A file that lost one tensor's values on the way is found out, and an earlier file stays."""
+    out = tmp_path / "a.safetensors"
+    words = [str(weights), "--to", "safetensors", "--out", str(out)]
+    main(["export", *words])
+    capsys.readouterr()
+    before = out.read_bytes()
+    made = exporter.make
+
+    def corrupted(*args):
+        artefact = made(*args)
+        artefact.tensors["head.weight"] = artefact.tensors["head.weight"] * 1.01
+        return artefact
+
+    monkeypatch.setattr(exporter, "make", corrupted)
+    assert "more than the tolerance of 1.0e-04" in refused(words, capsys)
+    assert out.read_bytes() == before
+    assert os.listdir(tmp_path) == ["a.safetensors"]
+    main(["export", *words, "--tolerance", "0.1"])
+
+
+def test_damaged_weights_are_refused(tmp_path: Path) -> None:
+    model = patchloom.create_model("resmlp_nano", num_classes=3, depth=1)
+    with torch.no_grad():
+        model.head.weight[0, 0] = float("nan")  # type: ignore[index]
+    with pytest.raises(PatchloomError, match="its weights are damaged"):
+        exporter.export(model, "safetensors", tmp_path / "a.safetensors")
+
+
+def test_a_fused_copy_is_refused(tmp_path: Path) -> None:
+    model: Network = patchloom.fuse(patchloom.create_model("resmlp_nano", num_classes=3, depth=1), kernels=False)
+    with pytest.raises(PatchloomError, match="export the network that it was made from"):
+        exporter.export(model, "torch", tmp_path / "a.pt2")

@@ -1,0 +1,196 @@
+"""Exported graphs, run by the runtimes that their users have, compute what the network does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import patchloom
+from conftest import stir
+from patchloom.errors import PatchloomError
+from patchloom.exporting import export
+from patchloom.models.network import Network
+
+onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+
+FAMILIES = [
+    ("deit_nano", {"distilled": True, "stem": "hmlp"}),
+    ("deit3_nano", {"branches": 2}),
+    ("cait_nano", {}),
+    ("resmlp_nano", {"aggregation": "class_mlp"}),
+    ("patchconvnet_nano", {"queries": "per_class"}),
+]
+OPTIONS = [
+    ("deit_nano", {"scale": "fixup", "aggregation": "average"}),
+    ("deit_nano", {"scale": "exclusive_gate", "class_token_at": 1}),
+    ("deit_nano", {"head": "mlp", "stem": "conv", "in_chans": 1}),
+    ("deit_nano", {"scale": "rezero", "scale_form": "published", "img_size": (16, 32)}),
+    ("cait_nano", {"distilled": True, "class_in_keys": False}),
+    ("resmlp_nano", {"mixing": "mlp"}),
+    ("resmlp_nano", {"mixing": "conv", "norm": "layer"}),
+    ("resmlp_nano", {"mixing": "depthwise"}),
+    ("resmlp_nano", {"mixing": "separable"}),
+    ("resmlp_nano", {"mixing": "none"}),
+    ("patchconvnet_nano", {"norm": "batch", "in_chans": 5}),
+    ("patchconvnet_nano", {"aggregation": "average", "stem": "linear"}),
+    ("resnet18_attention_pool", {"img_size": 64}),
+]
+
+
+def network(name: str, classes: int = 7, **options) -> Network:
+    depth = {} if "resnet" in name else {"depth": 2}
+    model = stir(patchloom.create_model(name, num_classes=classes, **{**depth, **options})).eval()
+    model.class_names = tuple(f"class {i}" for i in range(classes))
+    return model
+
+
+def session(path: Path) -> onnxruntime.InferenceSession:
+    return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+
+
+def check_everywhere(model: Network, run, tolerance: float = 1e-5) -> None:
+    """On inputs of our own making, at batches and sizes that the export did not compare on."""
+    config = model.config
+    height, width = config.img_size
+    sizes = [(height, width)]
+    if model._takes_any_size():
+        sizes += [(config.patch_size, 3 * config.patch_size), (2 * height, width + config.patch_size)]
+    for size in sizes:
+        for batch in (8, 1, 3):
+            x = torch.randn(batch, config.in_chans, *size)
+            with torch.no_grad():
+                want = model(x)
+            got = torch.from_numpy(np.array(run(x.numpy())))
+            assert got.shape == want.shape
+            assert float((got - want).abs().max() / want.abs().max()) < tolerance, (size, batch)
+
+
+def check_onnx(model: Network, path: Path) -> None:
+    report = export(model, "onnx", path)
+    assert report.difference <= 1e-5
+    assert report.agreement == 1
+    assert report.bytes == path.stat().st_size
+    ran = session(path)
+    check_everywhere(model, lambda x: ran.run(["logits"], {"input": x})[0])
+    about = ran.get_modelmeta().custom_metadata_map
+    assert json.loads(about["mean"]) == list(model.preprocessing.mean)
+    assert json.loads(about["preprocessing"]) == json.loads(json.dumps(model.preprocessing.to_json()))
+    assert json.loads(about["class_names"]) == list(model.class_names or ())
+    assert about["architecture"] == model.config.name
+    assert float(about["difference"]) == report.difference
+    assert b"/patchloom/" not in path.read_bytes()  # no path of the machine that exported
+
+
+@pytest.mark.parametrize(("name", "options"), FAMILIES)
+def test_onnx(name: str, options: dict, tmp_path: Path) -> None:
+    check_onnx(network(name, **options), tmp_path / "a.onnx")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "options"), OPTIONS)
+def test_onnx_of_every_option(name: str, options: dict, tmp_path: Path) -> None:
+    check_onnx(network(name, **options), tmp_path / "a.onnx")
+
+
+def test_onnx_with_preprocessing_takes_pixels_of_any_size(tmp_path: Path) -> None:
+    model = network("patchconvnet_nano", depth=1)
+    export(model, "onnx", tmp_path / "a.onnx", with_preprocessing=True)
+    ran = session(tmp_path / "a.onnx")
+    assert ran.get_inputs()[0].type == "tensor(uint8)"
+    assert ran.get_inputs()[0].shape == ["batch", "height", "width", 3]
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 40, 32, 3), dtype=np.uint8)
+    how = model.preprocessing
+    x = (torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255 - torch.tensor(how.mean)[:, None, None]) / torch.tensor(
+        how.std
+    )[:, None, None]
+    with torch.no_grad():
+        want = model(x.contiguous()).numpy()
+    got = ran.run(["logits"], {"input": pixels})[0]
+    assert np.abs(got - want).max() / np.abs(want).max() < 1e-5
+
+
+def test_int8_of_onnx_is_smaller_and_agrees(tmp_path: Path) -> None:
+    """The likeliest class where the network is sure: here one class of seven is far ahead on every image."""
+    model = network("deit_nano", depth=1)
+    with torch.no_grad():
+        model.head.bias[3] += 20.0  # type: ignore[index, operator]
+    small = export(model, "onnx", tmp_path / "a.onnx", int8=True, tolerance=0)
+    assert small.agreement == 1
+    assert 0 < small.difference < 0.1
+    assert small.images >= 64
+    assert small.bytes < 0.5 * sum(p.numel() * 4 for p in model.parameters())
+    assert any(output == "tensor(float)" for output in [session(tmp_path / "a.onnx").get_outputs()[0].type])
+
+
+@pytest.mark.parametrize(("name", "options"), [("cait_nano", {"distilled": True}), ("patchconvnet_nano", {})])
+def test_torch_program(name: str, options: dict, tmp_path: Path) -> None:
+    model = network(name, depth=1, **options)
+    export(model, "torch", tmp_path / "a.pt2")
+    extra = {"metadata.json": ""}
+    program = torch.export.load(tmp_path / "a.pt2", extra_files=extra).module()
+    about = json.loads(extra["metadata.json"])
+    assert json.loads(about["class_names"]) == list(model.class_names or ())
+    check_everywhere(model, lambda x: program(torch.from_numpy(x)).detach().numpy())
+
+
+@pytest.mark.parametrize(("name", "int8"), [("resmlp_nano", False), ("patchconvnet_nano", False), ("deit_nano", True)])
+def test_openvino(name: str, int8: bool, tmp_path: Path) -> None:
+    openvino = pytest.importorskip("openvino", reason="openvino is not installed")
+    model = network(name, depth=1)
+    report = export(model, "openvino", tmp_path / "a.xml", int8=int8, tolerance=1.0 if int8 else None)
+    assert report.bytes == sum((tmp_path / f"a.{kind}").stat().st_size for kind in ("xml", "bin"))
+    core = openvino.Core()
+    found = core.read_model(tmp_path / "a.xml")
+    about = {key: found.get_rt_info(["model_info", key]).astype(str) for key in ("class_names", "mean", "difference")}
+    assert json.loads(about["class_names"]) == list(model.class_names or ())
+    assert json.loads(about["mean"]) == list(model.preprocessing.mean)
+    assert float(about["difference"]) == report.difference
+    ran = core.compile_model(found, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    check_everywhere(model, lambda x: ran({"input": x})["logits"], tolerance=0.7 if int8 else 1e-5)
+
+
+@pytest.mark.slow
+def test_int8_of_openvino_fixes_the_size_and_frees_the_batch(tmp_path: Path) -> None:
+    openvino = pytest.importorskip("openvino", reason="openvino is not installed")
+    model = network("patchconvnet_nano", depth=1)
+    report = export(model, "openvino", tmp_path / "a.xml", int8=True, tolerance=1.0)
+    assert {size[1:] for size in report.sizes} == {(32, 32)}
+    shape = openvino.Core().read_model(tmp_path / "a.xml").input(0).get_partial_shape()
+    assert shape[0].is_dynamic
+    assert shape[2].get_length() == 32
+
+
+def test_the_callers_network_stays_as_it_is(tmp_path: Path) -> None:
+    model = network("resmlp_nano", depth=1).train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    export(model, "torch", tmp_path / "a.pt2")
+    assert model.training
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_graph_that_computes_something_else_is_refused_and_leaves_nothing(tmp_path, monkeypatch) -> None:
+    """One weight of the finished graph is changed behind the exporter's back."""
+    from patchloom.exporting import onnx as form
+
+    made = form.to_onnx
+
+    def corrupted(request):
+        model = made(request)
+        largest = max(model.graph.initializer, key=lambda tensor: len(tensor.raw_data))
+        values = np.frombuffer(largest.raw_data, np.float32).copy()
+        values[:50] += 3
+        largest.raw_data = values.tobytes()
+        return model
+
+    monkeypatch.setattr(form, "to_onnx", corrupted)
+    model = network("resmlp_nano", depth=1)
+    with pytest.raises(PatchloomError, match=r"is not written: its logits differ by .* more than the tolerance"):
+        export(model, "onnx", tmp_path / "a.onnx")
+    assert list(tmp_path.iterdir()) == []
+    assert export(model, "onnx", tmp_path / "a.onnx", tolerance=1e9).difference > 1e-4
