@@ -178,15 +178,16 @@ def soak(port: int, pid: int, what: bytes, seconds: float) -> dict[str, float]:
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     torch.manual_seed(0)
     network = patchloom.create_model(options.model).eval()
+    fused = patchloom.fuse(network)
     what = request(find_samples()["china"].data)
     with tempfile.TemporaryDirectory() as folder:
         weights = Path(folder) / "network.safetensors"
         patchloom.save(network, weights)
         with serving(weights, options.batch) as (port, pid):
-            saturate(port, what, options.clients, 3), alone(network, options.batch, 3)  # warm up
+            saturate(port, what, options.clients, 3), alone(fused, options.batch, 3)  # warm up
             own, served = [], []
             for _ in range(options.rounds):
-                own.append(alone(network, options.batch, options.seconds))
+                own.append(alone(fused, options.batch, options.seconds))
                 served.append(saturate(port, what, options.clients, options.seconds))
                 print(f"alone {own[-1]:.1f}, served {served[-1]:.1f} images a second", flush=True)
             rate = statistics.median(served) / 2

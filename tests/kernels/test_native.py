@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from conftest import assert_close
+from conftest import assert_close, stir
 from patchloom.kernels import build, native
 from patchloom.layers.attention import talking_heads
+from patchloom.layers.mixing import ConvBranch
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=str(native.why_not()))
 ops = torch.ops.patchloom
@@ -118,24 +119,30 @@ def test_cross_patch() -> None:
     channels, patches = torch.randn(3, 21), torch.randn(2, 29)
     (scale, across, gain), (rows, shift) = channels, patches
     want = x + scale * (weight @ x) + rows[:, None] * across + shift[:, None] * gain
-    ops.cross_patch_(
-        x, F.pad(weight, (0, 0, 0, -29 % 12)), torch.stack([native.padded(c) for c in channels]), patches
-    )
+    ops.cross_patch_(x, F.pad(weight, (0, 0, 0, -29 % 12)), torch.stack([native.padded(c) for c in channels]), patches)
     assert_close(x, want, 2e-6)
 
 
-def test_depthwise() -> None:
-    x, weight, bias = torch.randn(2, 5, 7, 32), torch.randn(32, 1, 3, 3), torch.randn(32)
-    out, mean = ops.depthwise(x, weight.flatten(1).t().contiguous(), bias)
-    want = F.gelu(F.conv2d(x.permute(0, 3, 1, 2), weight, bias, padding=1, groups=32)).permute(0, 2, 3, 1)
-    assert_close(out, want, 2e-6)
-    assert_close(mean, want.mean(dim=(1, 2)), 2e-6)
-
-
-def test_excite() -> None:
-    mean, w1, b1, w2, b2 = (torch.randn(*shape) for shape in ((3, 48), (16, 48), (16,), (48, 16), (48,)))
-    got = ops.excite(mean, w1.t().contiguous(), b1, w2.t().contiguous(), b2)
-    assert_close(got, F.linear(F.relu(F.linear(mean, w1, b1)), w2, b2).sigmoid(), 2e-6)
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 5, 7), (3, 14, 14), (8, 3, 2)])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_conv_branch(shape: tuple[int, int, int], threads: int) -> None:
+    branch, x = stir(ConvBranch(64)).double(), torch.randn(*shape, 64)
+    want = x + branch.plain(F.layer_norm(x.double(), (64,), eps=1e-6)).float()
+    branch.float()
+    gates = branch.squeeze_excite
+    weights = [native.pack(branch.expand.weight.flatten(1)), native.padded(branch.expand.bias)]
+    weights += [branch.depthwise.weight.flatten(1).t().contiguous(), branch.depthwise.bias]
+    for layer in (gates.conv_reduce, gates.conv_expand):
+        weights += [layer.weight.flatten(1).t().contiguous(), layer.bias]
+    weights += [native.pack(branch.project.weight.flatten(1)), native.padded(branch.project.bias)]
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        total = x.clone()
+        ops.conv_branch_(total, None, [weight.detach() for weight in weights], 1e-6)
+    finally:
+        torch.set_num_threads(before)
+    assert_close(total, want.detach(), 2e-6)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])

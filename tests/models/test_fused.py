@@ -19,7 +19,10 @@ NETWORKS: list[tuple[str, dict[str, Any]]] = [
     ("deit_nano", {"aggregation": "average"}),
     ("deit_nano", {"class_token_at": 2}),
     ("deit_nano", {"dim": 40, "heads": 4}),
-    *[("deit_nano", {"scale": scale}) for scale in ("rezero", "skipinit", "fixup", "t-fixup", "constant", "shortcut_gate")],
+    *[
+        ("deit_nano", {"scale": scale})
+        for scale in ("rezero", "skipinit", "fixup", "t-fixup", "constant", "shortcut_gate")
+    ],
     ("deit_tiny_distilled", {"depth": 2}),
     ("deit3_nano", {}),
     ("vit_tiny_2x2", {"patch_size": 8, "depth": 2}),

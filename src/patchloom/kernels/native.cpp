@@ -154,14 +154,16 @@ struct Linear {
     int64_t inputs, outputs;
 };
 
-// All rows times all panels; `finish(row, column, low, high)` gets every result, two vectors of a row at a time.
+// All rows times the panels of columns [first, last); `finish(row, column, low, high)` gets every result, two vectors of a
+// row at a time.
 // A panel goes through the first-level cache DEPTH inputs at a time, with all rows; sums wait in `partial` meanwhile.
 template <class Finish>
-inline void product(const float* left, int64_t stride, int64_t rows, const Linear& layer, Finish finish) {
+inline void product(const float* left, int64_t stride, int64_t rows, const Linear& layer, int64_t first, int64_t last,
+                    Finish finish) {
     static thread_local Scratch sums;
     auto* partial = reinterpret_cast<Tile<ROWS>*>(sums.take(round_up(rows, ROWS) * PANEL));
     int64_t steps = (layer.inputs + DEPTH - 1) / DEPTH, depth = (layer.inputs + steps - 1) / steps;
-    for (int64_t column = 0; column < layer.outputs; column += PANEL) {
+    for (int64_t column = first; column < last; column += PANEL) {
         const float* panel = layer.weight + column * layer.inputs;
         Vec low = load(layer.bias + column), high = load(layer.bias + column + LANES);
         for (int64_t from = 0; from < layer.inputs; from += depth) {
@@ -240,17 +242,22 @@ inline const float* left_side(const float* x, int64_t first, int64_t rows, int64
 
 thread_local Scratch scratch;
 
-// `finish(row, column, low, high)` gets linear(before(x)) for all rows of x, block by block, on all threads
+// `finish(row, column, low, high)` gets linear(before(x)) for all rows of x, on all threads: blocks of rows, or, where one
+// block has them all, ranges of columns, so that each weight is read by one thread alone
 template <class Finish>
 inline void for_each_block(const float* x, int64_t rows, const Linear& layer, const Prologue& before, int threads,
                            Finish finish) {
-    int64_t block = block_rows(rows, loose(layer.inputs), threads);
+    bool few = round_up(rows, ROWS) * loose(layer.inputs) * 4 <= 2 * CACHE;
+    int64_t block = few ? rows : block_rows(rows, loose(layer.inputs), threads);
+    int64_t columns = few ? round_up((layer.outputs + threads - 1) / threads, PANEL) : layer.outputs;
+    int64_t blocks = (rows + block - 1) / block, ranges = (layer.outputs + columns - 1) / columns;
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
-    for (int64_t first = 0; first < rows; first += block) {
-        int64_t count = std::min(block, rows - first), stride;
-        float* buffer = scratch.take(block * loose(layer.inputs));
+    for (int64_t i = 0; i < blocks * ranges; i++) {
+        int64_t first = i / ranges * block, count = std::min(block, rows - first), stride;
+        int64_t from = i % ranges * columns, to = std::min(from + columns, layer.outputs);
+        float* buffer = scratch.take(round_up(block, ROWS) * loose(layer.inputs));
         const float* left = left_side(x, first, count, layer.inputs, before, buffer, stride);
-        product(left, stride, count, layer,
+        product(left, stride, count, layer, from, to,
                 [&](int64_t row, int64_t column, Vec low, Vec high) { finish(first + row, column, low, high); });
     }
 }
@@ -566,11 +573,11 @@ void patchloom_ffn(const float* x, float* total, int64_t rows, int64_t dim, int6
         int64_t count = std::min(block, rows - first), stride;
         float* middle = scratch.take(block * (wide + loose(dim)));
         const float* left = left_side(x, first, count, dim, {eps}, middle + block * wide, stride);
-        product(left, stride, count, fc1, [&](int64_t row, int64_t column, Vec low, Vec high) {
+        product(left, stride, count, fc1, 0, hidden, [&](int64_t row, int64_t column, Vec low, Vec high) {
             write<false>(middle + row * wide, column, hidden, gelu(low), gelu(high));
         });
         for (int64_t r = count; r < round_up(count, ROWS); r++) std::memset(middle + r * wide, 0, hidden * sizeof(float));
-        product(middle, wide, count, fc2, [&](int64_t row, int64_t column, Vec low, Vec high) {
+        product(middle, wide, count, fc2, 0, dim, [&](int64_t row, int64_t column, Vec low, Vec high) {
             write<true>(total + (first + row) * dim, column, dim, low, high);
         });
     }
@@ -678,5 +685,26 @@ void patchloom_gated_linear(const float* x, const float* gate, float* total, int
     for_each_block(x, rows, layer, {-1.0f, gate, tokens}, threads, [&](int64_t row, int64_t column, Vec low, Vec high) {
         write<true>(total + row * outputs, column, outputs, low, high);
     });
+}
+
+// total (B, height, width, D) += project(gate * GELU(depth-wise(GELU(expand(norm(x))))): PatchConvNet's block. `weights` are
+// those of expand, depth-wise, squeeze, excite and project, each with its bias. With images enough, each goes through on
+// one thread; `work` has room for two maps and two vectors an image.
+void patchloom_conv_branch(float* total, const float* x, float* work, const int64_t* shape, const float* const* weights,
+                           float eps, int threads) {
+    int64_t images = shape[0], tokens = shape[1] * shape[2], dim = shape[3], map = tokens * dim;
+    bool apart = threads > 1 && (images % threads == 0 || images >= 4 * threads);
+    int64_t together = apart ? 1 : images, inner = apart ? 1 : threads;
+    int64_t sizes[4] = {together, shape[1], shape[2], dim}, squeeze[3] = {together, dim, shape[4]};
+#pragma omp parallel for schedule(dynamic) num_threads(apart ? threads : 1)
+    for (int64_t i = 0; i < images; i += together) {
+        float *first = work + i * 2 * (map + dim), *second = first + together * map, *mean = second + together * map,
+              *gate = mean + together * dim;
+        patchloom_linear(x + i * map, first, together * tokens, weights[0], weights[1], dim, dim, eps, 1, 0, inner);
+        patchloom_depthwise(first, second, mean, sizes, weights[2], weights[3], inner);
+        patchloom_excite(mean, gate, squeeze, weights[4], weights[5], weights[6], weights[7], inner);
+        patchloom_gated_linear(second, gate, total + i * map, together * tokens, tokens, weights[8], weights[9], dim, dim,
+                               inner);
+    }
 }
 }

@@ -68,8 +68,7 @@ _SIGNATURES = {  # of native.cpp, a letter an argument
     "attention": "pppppppppfi",
     "talking_heads_back": "ppppppppppppi",
     "cross_patch": "pppppi",
-    "depthwise": "ppppppi",
-    "excite": "pppppppi",
+    "conv_branch": "pppppfi",
     "gated_linear": "pppnnppnni",
 }
 
@@ -169,28 +168,18 @@ def cross_patch_(x: Tensor, weight: Tensor, channels: Tensor, patches: Tensor) -
     _call("cross_patch", x, tuple(x.shape), weight, channels, patches)
 
 
-@_operator(
-    "depthwise(Tensor x, Tensor weight, Tensor bias) -> (Tensor, Tensor)",
-    lambda x, *_: (torch.empty_like(x), x.new_empty((x.shape[0], x.shape[-1]))),
-)
-def depthwise(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """GELU of a depth-wise 3 x 3 convolution of maps (B, height, width, D), and its mean (B, D); weight is (9, D)."""
-    x = x.contiguous()
-    out, mean = torch.empty_like(x), x.new_empty((x.shape[0], x.shape[-1]))
-    _call("depthwise", x, out, mean, tuple(x.shape), weight, bias)
-    return out, mean
+@_operator("conv_branch_(Tensor(a!) total, Tensor? x, Tensor[] weights, float eps) -> ()", _nothing)
+def conv_branch_(total: Tensor, x: Tensor | None, weights: list[Tensor], eps: float) -> None:
+    """total (B, height, width, D) += PatchConvNet's branch of x, normalised first when eps >= 0; without x, of total.
 
-
-@_operator(
-    "excite(Tensor mean, Tensor weight1, Tensor bias1, Tensor weight2, Tensor bias2) -> Tensor",
-    lambda mean, *_: torch.empty_like(mean),
-)
-def excite(mean: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor) -> Tensor:
-    """The gate of squeeze-excite, (B, D) -> (B, D); weights transposed, (D, squeezed) and (squeezed, D), both sizes
-    multiples of 16."""
-    gate = torch.empty_like(mean)
-    _call("excite", mean, gate, (*mean.shape, len(bias1)), weight1, bias1, weight2, bias2)
-    return gate
+    `weights` are those of expand (panels), depth-wise (9, D), squeeze (D, S), excite (S, D) and project (panels), each
+    followed by its bias; D and S are multiples of 16.
+    """
+    x = total if x is None else x.contiguous()
+    images, dim = x.shape[0], x.shape[-1]
+    work = x.new_empty(2 * (x.numel() + images * dim))
+    pointers = tuple(weight.data_ptr() for weight in weights)
+    _call("conv_branch", total, x, work, (*x.shape, len(weights[5])), pointers, eps)
 
 
 @_operator("attention(Tensor q, Tensor k, Tensor v, float scale) -> Tensor", lambda q, *_: _joined(q))

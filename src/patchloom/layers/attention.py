@@ -181,7 +181,7 @@ def capture_attention(model: nn.Module) -> Iterator[dict[str, Tensor]]:
             logits = model(images)
     """
     if any(getattr(module, "fused", False) for module in model.modules()):
-        raise PatchloomError("A fused copy has no attention maps to give: capture those of the network it was made from.")
+        raise PatchloomError("A fused copy has no attention maps: capture those of the network it was made from.")
     maps: dict[str, Tensor] = {}
     layers = {name: module for name, module in model.named_modules() if isinstance(module, Attention)}
     recorders = {name: partial(maps.__setitem__, name) for name in layers}

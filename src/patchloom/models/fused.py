@@ -249,16 +249,15 @@ class FusedConv(nn.Module):
         self.project = FoldedLinear(*fold_output(conv.project, branch.scale), kernels)
 
     def forward(self, total: Tensor, x: Tensor, _: int | None = None) -> Tensor:
-        y = self.expand(x, self.eps, activate=True)
-        weights = (self.squeeze, self.squeeze_bias, self.excite, self.excite_bias)
+        gates = (self.squeeze, self.squeeze_bias, self.excite, self.excite_bias)
         if self.kernels:
-            y, mean = torch.ops.patchloom.depthwise(y, self.taps, self.depthwise.bias)
-            gate = torch.ops.patchloom.excite(mean, *weights)
-        else:
-            y = torch.ops.aten.gelu_(convolve(self.depthwise, y))
-            squeezed = F.relu(torch.addmm(weights[1], y.mean(dim=(1, 2)), weights[0]))
-            gate = torch.addmm(weights[3], squeezed, weights[2]).sigmoid()
-        return self.project.add_to(total, y, gate)
+            sides = (self.expand.weight, self.expand.bias, self.taps, self.depthwise.bias, *gates)
+            weights = [*sides, self.project.weight, self.project.bias]
+            torch.ops.patchloom.conv_branch_(total, None if x is total else x, weights, self.eps)
+            return total
+        y = torch.ops.aten.gelu_(convolve(self.depthwise, self.expand(x, self.eps, activate=True)))
+        squeezed = F.relu(torch.addmm(gates[1], y.mean(dim=(1, 2)), gates[0]))
+        return self.project.add_to(total, y, torch.addmm(gates[3], squeezed, gates[2]).sigmoid())
 
 
 class FusedLinearStem(nn.Module):
