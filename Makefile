@@ -8,7 +8,8 @@ STAMP := .venv/installed
 install: $(STAMP)
 
 # torch first: its CPU build satisfies what follows. torchvision without its dependencies: see patchloom.compat.
-$(STAMP): pyproject.toml constraints.txt
+KERNELS := $(wildcard src/patchloom/kernels/*.cpp) src/patchloom/kernels/build.py
+$(STAMP): pyproject.toml constraints.txt hatch_build.py $(KERNELS)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps torchvision

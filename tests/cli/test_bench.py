@@ -1,0 +1,71 @@
+"""`patchloom bench`: both sides measured, pictures drawn, a slowdown noticed, mistakes told in a sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from patchloom.cli.main import main
+
+QUICK = ("--rounds", "2", "--batch", "2", "--no-memory")
+
+
+def bench(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+    main(["bench", *words, "--json"])
+    return json.loads(capsys.readouterr().out)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    with pytest.raises(SystemExit) as stopped:
+        main(["bench", *words])
+    assert stopped.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_it_measures_both_sides_and_draws_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("patchconvnet_nano", "--against", "published", "--sizes", "32", "64", "--out", str(tmp_path))
+    found = bench(capsys, *words, *QUICK)
+    assert [row["size"] for row in found["rows"]] == [32, 64]
+    for row in found["rows"]:
+        assert row["difference"] < 1e-5
+        assert row["ratio"] == pytest.approx(row["ours"]["throughput"] / row["theirs"]["throughput"])
+        assert all(row[who]["share"] > 0 and row[who]["latency_ms"] > 0 for who in ("ours", "theirs"))
+    assert found["about"]["threads"] >= 1
+    assert {path.name for path in tmp_path.iterdir()} == {"bench.json", "roofline.png", "size.png"}
+    assert json.loads((tmp_path / "bench.json").read_text())["rows"] == found["rows"]
+
+
+def test_a_larger_image_takes_more_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    found = bench(capsys, "deit_nano", "--sizes", "32", "256", "--rounds", "1", "--batch", "2")
+    small, large = (row["ours"]["memory_mb"] for row in found["rows"])
+    assert 0 <= small < large
+    assert "theirs" not in found["rows"][0]
+
+
+def test_a_fall_of_the_ratio_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("patchconvnet_nano", "--against", "published", *QUICK)
+    found = bench(capsys, *words)
+    kept = tmp_path / "kept.json"
+    kept.write_text(json.dumps({"rows": [{**found["rows"][0], "ratio": 0.01}]}))
+    bench(capsys, *words, "--compare", str(kept))
+    kept.write_text(json.dumps({"rows": [{**found["rows"][0], "ratio": 100.0}]}))
+    assert "slower than recorded" in refused(capsys, *words, "--compare", str(kept))
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("deit_tinny",), "deit_tiny"),
+        (("deit_nano", "--against", "timm"), "timm has no network like deit_nano"),
+        (("cait_nano", "--against", "published"), "published is for PatchConvNet"),
+        (("deit_nano", "--batch", "0"), "at least 1"),
+        (("deit_nano", "--sizes", "33"), "33"),
+        (("deit_nano", "--compare", "/nowhere.json"), "nowhere.json"),
+        (("deit_nano", "--out", "/proc/never"), "/proc/never"),
+    ],
+)
+def test_mistakes_are_told(words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert told in refused(capsys, *words, *QUICK)
