@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from patchloom.data import jpeg, native
 from patchloom.data.images import resize_and_crop
 from patchloom.data.randomness import seed_of, torch_generator
 from patchloom.data.sources import Item, Source
@@ -127,6 +128,7 @@ test_batches.__test__ = False  # type: ignore[attr-defined]
 
 def _loader(images: Dataset[Any], batches: Any, workers: int) -> DataLoader[Any]:
     options: dict[str, Any] = {"prefetch_factor": 4} if workers else {}
+    native.available(), jpeg.available()  # tried here once: forked workers know the answer
     return DataLoader(
         images,
         batch_sampler=batches,
