@@ -20,12 +20,12 @@ pytest.importorskip("onnxscript", reason="onnxscript is not installed")
 
 FAMILIES = [
     ("deit_nano", {"distilled": True, "stem": "hmlp"}),
-    ("deit3_nano", {"branches": 2}),
-    ("cait_nano", {}),
+    ("cait_nano", {"depth": 1}),
     ("resmlp_nano", {"aggregation": "class_mlp"}),
-    ("patchconvnet_nano", {"queries": "per_class"}),
+    ("patchconvnet_nano", {"queries": "per_class", "depth": 1}),
 ]
 OPTIONS = [
+    ("deit3_nano", {"branches": 2}),
     ("deit_nano", {"scale": "fixup", "aggregation": "average"}),
     ("deit_nano", {"scale": "exclusive_gate", "class_token_at": 1}),
     ("deit_nano", {"head": "mlp", "stem": "conv", "in_chans": 1}),
@@ -59,7 +59,7 @@ def check_everywhere(model: Network, run, tolerance: float = 1e-5) -> None:
     height, width = config.img_size
     sizes = [(height, width)]
     if model._takes_any_size():
-        sizes += [(config.patch_size, 3 * config.patch_size), (2 * height, width + config.patch_size)]
+        sizes += [(2 * config.patch_size, 3 * config.patch_size), (2 * height, width + config.patch_size)]
     for size in sizes:
         for batch in (8, 1, 3):
             x = torch.randn(batch, config.in_chans, *size)
@@ -97,13 +97,18 @@ def test_onnx_of_every_option(name: str, options: dict, tmp_path: Path) -> None:
     check_onnx(network(name, **options), tmp_path / "a.onnx")
 
 
-def test_onnx_with_preprocessing_takes_pixels_of_any_size(tmp_path: Path) -> None:
-    model = network("patchconvnet_nano", depth=1)
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [("resmlp_nano", (32, 32)), pytest.param("patchconvnet_nano", (40, 32), marks=pytest.mark.slow)],
+)
+def test_onnx_with_preprocessing_takes_pixels(name: str, size: tuple[int, int], tmp_path: Path) -> None:
+    model = network(name, depth=1)
     export(model, "onnx", tmp_path / "a.onnx", with_preprocessing=True)
     ran = session(tmp_path / "a.onnx")
     assert ran.get_inputs()[0].type == "tensor(uint8)"
-    assert ran.get_inputs()[0].shape == ["batch", "height", "width", 3]
-    pixels = np.random.default_rng(0).integers(0, 256, (3, 40, 32, 3), dtype=np.uint8)
+    sides = ["height", "width"] if model._takes_any_size() else [32, 32]
+    assert ran.get_inputs()[0].shape == ["batch", *sides, 3]
+    pixels = np.random.default_rng(0).integers(0, 256, (3, *size, 3), dtype=np.uint8)
     how = model.preprocessing
     x = (torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255 - torch.tensor(how.mean)[:, None, None]) / torch.tensor(
         how.std
@@ -124,7 +129,7 @@ def test_int8_of_onnx_is_smaller_and_agrees(tmp_path: Path) -> None:
     assert 0 < small.difference < 0.1
     assert small.images >= 64
     assert small.bytes < 0.5 * sum(p.numel() * 4 for p in model.parameters())
-    assert any(output == "tensor(float)" for output in [session(tmp_path / "a.onnx").get_outputs()[0].type])
+    assert session(tmp_path / "a.onnx").get_inputs()[0].type == "tensor(float)"
 
 
 @pytest.mark.parametrize(("name", "options"), [("cait_nano", {"distilled": True}), ("patchconvnet_nano", {})])
@@ -138,7 +143,16 @@ def test_torch_program(name: str, options: dict, tmp_path: Path) -> None:
     check_everywhere(model, lambda x: program(torch.from_numpy(x)).detach().numpy())
 
 
-@pytest.mark.parametrize(("name", "int8"), [("resmlp_nano", False), ("patchconvnet_nano", False), ("deit_nano", True)])
+@pytest.mark.parametrize(
+    ("name", "int8"),
+    [
+        ("resmlp_nano", False),
+        pytest.param("patchconvnet_nano", False, marks=pytest.mark.slow),
+        pytest.param("patchconvnet_nano", True, marks=pytest.mark.slow),
+        pytest.param("cait_nano", True, marks=pytest.mark.slow),
+        ("deit_nano", True),
+    ],
+)
 def test_openvino(name: str, int8: bool, tmp_path: Path) -> None:
     openvino = pytest.importorskip("openvino", reason="openvino is not installed")
     model = network(name, depth=1)
@@ -151,18 +165,7 @@ def test_openvino(name: str, int8: bool, tmp_path: Path) -> None:
     assert json.loads(about["mean"]) == list(model.preprocessing.mean)
     assert float(about["difference"]) == report.difference
     ran = core.compile_model(found, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    check_everywhere(model, lambda x: ran({"input": x})["logits"], tolerance=0.7 if int8 else 1e-5)
-
-
-@pytest.mark.slow
-def test_int8_of_openvino_fixes_the_size_and_frees_the_batch(tmp_path: Path) -> None:
-    openvino = pytest.importorskip("openvino", reason="openvino is not installed")
-    model = network("patchconvnet_nano", depth=1)
-    report = export(model, "openvino", tmp_path / "a.xml", int8=True, tolerance=1.0)
-    assert {size[1:] for size in report.sizes} == {(32, 32)}
-    shape = openvino.Core().read_model(tmp_path / "a.xml").input(0).get_partial_shape()
-    assert shape[0].is_dynamic
-    assert shape[2].get_length() == 32
+    check_everywhere(model, lambda x: ran({"input": x})["logits"], tolerance=0.1 if int8 else 1e-5)
 
 
 def test_the_callers_network_stays_as_it_is(tmp_path: Path) -> None:
@@ -193,4 +196,3 @@ def test_a_graph_that_computes_something_else_is_refused_and_leaves_nothing(tmp_
     with pytest.raises(PatchloomError, match=r"is not written: its logits differ by .* more than the tolerance"):
         export(model, "onnx", tmp_path / "a.onnx")
     assert list(tmp_path.iterdir()) == []
-    assert export(model, "onnx", tmp_path / "a.onnx", tolerance=1e9).difference > 1e-4

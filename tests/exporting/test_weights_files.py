@@ -13,18 +13,24 @@ from conftest import assert_close, stir
 from patchloom.compat import import_timm
 from patchloom.errors import PatchloomError
 from patchloom.exporting import export
-from patchloom.exporting.weights import timm_call
 from patchloom.models.network import Network
 
-IN_TIMM = [
-    ("deit_nano", {}),
-    ("deit_nano", {"distilled": True}),
-    ("deit_nano", {"in_chans": 1, "img_size": (16, 32)}),
-    ("deit3_nano", {}),
-    ("deit3_nano", {"branches": 2}),
-    ("vit_tiny_6x2", {"scale": "layerscale", "img_size": 64}),
-    ("cait_nano", {"class_depth": 3}),
-    ("resmlp_nano", {}),
+NANO = {"img_size": 32, "patch_size": 4, "embed_dim": 96, "depth": 2, "num_heads": 3, "num_classes": 5}
+VIT = "vit_tiny_patch16_224"
+IN_TIMM = [  # a network of ours, and how a user of timm makes one for its weights
+    ("deit_nano", {}, VIT, {}),
+    ("deit_nano", {"distilled": True}, "deit_tiny_distilled_patch16_224", {}),
+    ("deit_nano", {"in_chans": 1, "img_size": (16, 32)}, VIT, {"in_chans": 1, "img_size": (16, 32)}),
+    ("deit3_nano", {}, "deit3_small_patch16_224", {}),
+    ("deit3_nano", {"scale": "none"}, VIT, {"no_embed_class": True}),
+    ("deit3_nano", {"heads": 2, "mlp_ratio": 2.0}, "deit3_small_patch16_224", {"num_heads": 2, "mlp_ratio": 2.0}),
+    (
+        "vit_tiny_6x2",
+        {"scale": "layerscale"},
+        "vit_small_patch16_18x2_224",
+        {"img_size": 224, "patch_size": 16, "embed_dim": 192},
+    ),
+    ("cait_nano", {"class_depth": 3}, "cait_xxs24_224", {"num_heads": 4, "depth_token_only": 3}),
 ]
 NOT_IN_TIMM = [
     ("patchconvnet_nano", {}),
@@ -61,18 +67,30 @@ def check_same(model: Network, back: Network) -> None:
     assert back.config.name == model.config.name
 
 
-@pytest.mark.parametrize(("name", "options"), IN_TIMM)
-def test_timm_takes_it_strictly_and_we_take_it_back(name: str, options: dict, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "options", "theirs", "arguments"), IN_TIMM)
+def test_timm_takes_it_strictly(name: str, options: dict, theirs: str, arguments: dict, tmp_path: Path) -> None:
     model = network(name, **options)
     path = tmp_path / "w.safetensors"
     assert export(model, "timm", path).difference < 1e-5
-    called, arguments = timm_call(model.config)
-    theirs = import_timm().create_model(called, **arguments).eval()
-    theirs.load_state_dict(load_file(path))
+    module = import_timm().create_model(theirs, **{**NANO, **arguments}).eval()
+    module.load_state_dict(load_file(path))
     x = torch.randn(2, model.config.in_chans, *model.config.img_size)
     with torch.no_grad():
-        assert_close(theirs(x), model(x), 1e-5)
+        assert_close(module(x), model(x), 1e-5)
     check_same(model, patchloom.load(path))
+
+
+def test_timm_takes_every_resmlp(tmp_path: Path) -> None:
+    mixer = import_timm().models.mlp_mixer
+    model = network("resmlp_nano", depth=3, mlp_ratio=2.0)
+    export(model, "timm", tmp_path / "w.safetensors")
+    sizes = {"num_classes": 5, "img_size": 32, "patch_size": 4, "num_blocks": 3, "embed_dim": 96, "mlp_ratio": 2.0}
+    theirs = mixer.MlpMixer(**sizes, block_layer=mixer.ResBlock, norm_layer=mixer.Affine).eval()
+    theirs.load_state_dict(load_file(tmp_path / "w.safetensors"))
+    x = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        assert_close(theirs(x), model(x), 1e-5)
+    check_same(model, patchloom.load(tmp_path / "w.safetensors"))
 
 
 @pytest.mark.parametrize(("name", "options"), NOT_IN_TIMM)

@@ -15,7 +15,7 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
         "--to", metavar="FORMAT", required=True, help="onnx, openvino, torch, safetensors, timm or official"
     )
     parser.add_argument("--out", metavar="FILE", required=True, help="the file to write")
-    parser.add_argument("--int8", action="store_true", help="of onnx and openvino: compute in 8 bits")
+    parser.add_argument("--int8", action="store_true", help="of onnx and openvino: weights in 8 bits")
     parser.add_argument(
         "--with-preprocessing", action="store_true", help="take uint8 pixels, height x width x 3, and normalise inside"
     )
@@ -26,7 +26,7 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
         "part of images whose likeliest class is another (default 0.1)",
     )
     parser.add_argument(
-        "--images", metavar="DIR", help="images to compare on, and to calibrate int8 with; default: what the run held out, or some photos"
+        "--images", metavar="DIR", help="images to compare on; default: what the run held out, or some photos"
     )
     parser.add_argument("--base", help="of a delta: the weights that it was made from")
     parser.add_argument("--json", action="store_true", help="for programs")

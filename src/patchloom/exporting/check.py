@@ -26,8 +26,7 @@ from patchloom.tasks.evaluate import choose_items, expand_images
 from patchloom.training.run import Run
 
 BATCHES = (2, 5, 1)  # up and down: a runtime that keeps the shape of its last answer is found out
-MANY = 64  # crops that int8 is judged on, and as many that it is calibrated on
-MOST_PICTURES = 2 * MANY  # of more, some from all over
+MANY = 64  # crops that int8 is judged on; of more pictures, so many from all over are read
 AT_ONCE = 8
 
 T = TypeVar("T")
@@ -81,8 +80,8 @@ def _held_out(model: str | PathLike[str]) -> list[Image.Image]:
 
 
 def _spread(things: list[T]) -> list[T]:
-    """At most MOST_PICTURES of them, from all over the list."""
-    return things[:: -(-len(things) // MOST_PICTURES)] if things else things
+    """At most MANY of them, from all over the list."""
+    return things[:: -(-len(things) // MANY)] if things else things
 
 
 def crops(network: Network, pictures: Sequence[Image.Image], count: int, size: tuple[int, int], seed: int) -> Tensor:
@@ -107,7 +106,7 @@ def check_batches(request: Request, pictures: Sequence[Image.Image]) -> Iterator
     patch, (height, width) = network.config.patch_size, network.config.img_size
     sizes = [(height, width)]
     if request.any_size:
-        sizes += [(height + patch, width), (max(patch, height // patch // 2 * patch), width + 2 * patch)]
+        sizes += [(height + patch, width), (max(2, height // patch // 2) * patch, width + 2 * patch)]
     for number, size in enumerate(sizes):
         for batch in BATCHES:
             yield crops(network, pictures, batch, size, seed=number + batch)

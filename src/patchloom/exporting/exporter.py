@@ -8,7 +8,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from PIL import Image
 
 from patchloom.errors import PatchloomError
-from patchloom.exporting.check import MANY, Found, compare, crops, find_pictures
+from patchloom.exporting.check import Found, compare, find_pictures
 from patchloom.exporting.formats import Format, Request, find_format, make
 from patchloom.models.network import Network, unwrapped
 from patchloom.weights.load import load
@@ -67,19 +67,19 @@ def export(
 
     model                a network, or anything that `load` takes
     to                   onnx, openvino, torch (a .pt2 program), safetensors, timm or official
-    int8                 of onnx and openvino: weights and products in 8 bits
+    int8                 of onnx and openvino: weights in 8 bits, of onnx the products with them too
     with_preprocessing   of onnx, openvino and torch: the input is uint8 pixels, normalised inside
     tolerance            the largest allowed difference of a logit as a part of the largest logit, 1e-4 by default; of
                          int8 the part of images whose likeliest class may be another, 0.1 by default
-    images               a file, folder or pattern: the images to compare on, and to calibrate int8 with; by default what
-                         a run held out, or photos that installed packages ship
+    images               a file, folder or pattern: the images to compare on; by default what a run held out, or photos
+                         that installed packages ship
     base                 of a delta: the weights that it was made from
     """
     form = find_format(to, int8, with_preprocessing)
     path = _checked_path(out, to, form, model)
     bound = _checked_tolerance(tolerance, int8)
     pictures = find_pictures(images, model)
-    request, pictures = _request(_network(model, base), to, int8, with_preprocessing, pictures)
+    request = Request(_network(model, base), int8, with_preprocessing)
     replaced = path.exists()
     try:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
@@ -88,17 +88,6 @@ def export(
     except OSError as error:
         raise PatchloomError(f"{path} cannot be written: {error.strerror or error}.") from error
     return Report(to, str(path), size, found.difference, found.agreement, bound, found.images, found.sizes, replaced)
-
-
-def _request(
-    network: Network, to: str, int8: bool, with_preprocessing: bool, pictures: list[Image.Image]
-) -> tuple[Request, list[Image.Image]]:
-    """What is wanted, and the pictures to judge it by: of many, int8 is calibrated on the other half."""
-    request = Request(network, int8, with_preprocessing, _any_size(network, to, int8))
-    if not int8:
-        return request, pictures
-    seen, unseen = (pictures[::2], pictures[1::2]) if len(pictures) >= 16 else (pictures, pictures)
-    return replace(request, calibration=crops(network, seen, MANY, network.config.img_size, seed=1)), unseen
 
 
 def _write_checked(
@@ -131,11 +120,6 @@ def _network(model: Source, base: Source | None) -> Network:
     if network.fused:
         raise PatchloomError("A fused copy runs on this machine alone: export the network that it was made from.")
     return network.cpu().float().eval().requires_grad_(False)
-
-
-def _any_size(network: Network, to: str, int8: bool) -> bool:
-    """Whether height and width are free, which OpenVINO's quantised networks do not bear (openvino issue 19134)."""
-    return network._takes_any_size() and not (int8 and to == "openvino")
 
 
 def _checked_tolerance(tolerance: float | None, int8: bool) -> float:

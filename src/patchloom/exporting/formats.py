@@ -33,8 +33,11 @@ class Request:
     network: Network
     int8: bool
     with_preprocessing: bool
-    any_size: bool  # height and width are free
-    calibration: Tensor | None = None  # of int8: images (N, height, width, C) uint8
+
+    @property
+    def any_size(self) -> bool:
+        """Whether height and width are free. A torch program of one row or column of patches would hold for these."""
+        return self.network._takes_any_size() and min(self.network.config.grid) > 1
 
     def as_input(self, pixels: Tensor) -> np.ndarray:
         """Pixels (B, height, width, C), resized and cropped, as the file takes them."""

@@ -33,7 +33,7 @@ class Preprocessed(nn.Module):
 
 
 def capture(request: Request) -> ExportedProgram:
-    """The program of a network for any batch and, where they are free, any height and width in patches."""
+    """The program of a network for any batch and, where they are free, any height and width of two patches or more."""
     network, config = request.network, request.network.config
     height, width = config.img_size
     example = torch.zeros(2, config.in_chans, height, width)
@@ -44,7 +44,7 @@ def capture(request: Request) -> ExportedProgram:
         rows, columns = 1, 2
     shape: dict[int, Any] = {0: Dim("batch", min=1)}
     if request.any_size:
-        shape |= {rows: config.patch_size * Dim("rows", min=1), columns: config.patch_size * Dim("columns", min=1)}
+        shape |= {rows: config.patch_size * Dim("rows", min=2), columns: config.patch_size * Dim("columns", min=2)}
     with torch.no_grad(), quiet():
         program = torch.export.export(module, (example,), dynamic_shapes=(shape,), strict=False)
     for node in program.graph.nodes:

@@ -13,8 +13,9 @@ from torch import nn
 
 from patchloom.compat import import_timm
 from patchloom.errors import PatchloomError
-from patchloom.exporting.formats import Request, Runner, quiet
+from patchloom.exporting.formats import Request, Runner
 from patchloom.models.resmlp import ResmlpConfig
+from patchloom.models.vit import VitConfig
 from patchloom.weights.files import METADATA_KEY, read, write
 from patchloom.weights.layouts import from_ours, written_config
 from patchloom.weights.load import load
@@ -57,8 +58,9 @@ class WeightsFile:
         return module.eval()
 
 
-def timm_call(config: Any) -> tuple[str, dict[str, Any]]:
-    """The name and the options under which timm.create_model makes the network that a config describes."""
+def timm_network(config: Any) -> nn.Module:
+    """timm's own network of this shape, with fresh weights."""
+    timm = import_timm()
     options: dict[str, Any] = {
         "img_size": config.img_size,
         "patch_size": config.patch_size,
@@ -68,24 +70,21 @@ def timm_call(config: Any) -> tuple[str, dict[str, Any]]:
         "mlp_ratio": config.mlp_ratio,
     }
     if isinstance(config, ResmlpConfig):
-        return "resmlp_12_224", {**options, "num_blocks": config.depth}
+        mixer = timm.models.mlp_mixer
+        return mixer.MlpMixer(**options, num_blocks=config.depth, block_layer=mixer.ResBlock, norm_layer=mixer.Affine)
     options |= {"depth": config.depth, "num_heads": config.heads}
     if config.aggregation == "class_attention":
-        return "cait_xxs24_224", {**options, "depth_token_only": config.class_depth}
+        return timm.create_model("cait_xxs24_224", **options, depth_token_only=config.class_depth)
     options["init_values"] = 1e-5 if config.scale == "layerscale" else None
     if config.distilled:
-        return "deit_tiny_distilled_patch16_224", options
-    options["no_embed_class"] = written_config(config, "timm").position_prefix == 0
-    return ("deit_tiny_patch16_224" if config.branches == 1 else "vit_small_patch16_18x2_224"), options
-
-
-def timm_network(config: Any) -> nn.Module:
-    timm = import_timm()
-    name, options = timm_call(config)
-    if getattr(config, "branches", 1) > 2:  # timm's own have two
-        options["block_fn"] = partial(timm.models.vision_transformer.ParallelThingsBlock, num_parallel=config.branches)
-    with quiet():
-        return timm.create_model(name, **options)
+        return timm.create_model("deit_tiny_distilled_patch16_224", **options)
+    written = written_config(config, "timm")
+    assert isinstance(written, VitConfig)
+    options["no_embed_class"] = written.position_prefix == 0
+    if config.branches > 1:
+        block = timm.models.vision_transformer.ParallelThingsBlock
+        options["block_fn"] = partial(block, num_parallel=config.branches)
+    return timm.create_model("vit_tiny_patch16_224", **options)
 
 
 def make(request: Request, to: str) -> WeightsFile:
