@@ -16,7 +16,7 @@ class Kernels(BuildHookInterface):
         folder = Path(self.root) / KERNELS
         build = runpy.run_path(str(folder / "build.py"))
         self.app.display_info(build["build"](folder))
-        libraries = sorted(folder.glob("native-*.so"))
+        libraries = sorted(folder.glob("*.so"))
         if libraries:
             build_data["pure_python"], build_data["infer_tag"] = False, False
             build_data["tag"] = f"py3-none-{_platform()}"

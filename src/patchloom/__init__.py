@@ -30,7 +30,20 @@ _HOMES = {
     "uniform_drop_rate": "patchloom.layers.scales",
 }
 __all__ = list(_HOMES)
-_ROOMS = ("compat", "data", "errors", "explaining", "exporting", "kernels", "layers", "models", "recipes", "tasks", "training", "weights")
+_ROOMS = (
+    "compat",
+    "data",
+    "errors",
+    "explaining",
+    "exporting",
+    "kernels",
+    "layers",
+    "models",
+    "recipes",
+    "tasks",
+    "training",
+    "weights",
+)
 
 
 def __getattr__(name: str) -> Any:

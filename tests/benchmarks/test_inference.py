@@ -16,14 +16,16 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 
 def test_it_measures_both_sides_and_notices_a_slowdown(tmp_path: Path) -> None:
     kept = tmp_path / "figures.json"
-    done = run("--models", "deit_tiny", "patchconvnet_s60", "--batch", "1", "--rounds", "2", "--no-memory", "--json", str(kept))
+    done = run(
+        "--models", "deit_tiny", "patchconvnet_s60", "--batch", "1", "--rounds", "2", "--no-memory", "--json", str(kept)
+    )
     assert done.returncode == 0, done.stderr[-1000:]
     rows = json.loads(kept.read_text())
     assert [row["model"] for row in rows] == ["deit_tiny", "patchconvnet_s60"]
     for row in rows:
         assert row["difference"] < 1e-5, "the two networks are not the same function"
         assert 0.2 < row["ratio"] < 5
-    again = ("--models", "deit_tiny", "--batch", "1", "--rounds", "2", "--no-memory", "--compare", str(kept))
+    again = ("--models", "deit_tiny", *quick, "--compare", str(kept))
     kept.write_text(json.dumps([{**rows[0], "ratio": 0.1}]))
     assert run(*again).returncode == 0
     kept.write_text(json.dumps([{**rows[0], "ratio": 100}]))

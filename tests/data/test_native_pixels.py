@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
-from patchloom.data import compile as compiling
 from patchloom.data import native
 from patchloom.data.images import to_image
 from patchloom.data.loader import Order, Steps, TrainImages, train_batches
@@ -29,9 +28,6 @@ BICUBIC, BILINEAR = Image.Resampling.BICUBIC, Image.Resampling.BILINEAR
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiled() -> None:
-    if not compiling.LIBRARY.exists():
-        compiling.build()
-        native.why_not.cache_clear()
     if reason := native.why_not():
         pytest.skip(f"{reason} The C++ picture steps are untested.")
 
@@ -205,13 +201,6 @@ def test_a_picture_that_is_no_file_takes_the_same_steps() -> None:
     augment = Augment(augmentation="three", color_jitter=0.3)
     pixels = rgbx(np.asarray(image))
     assert all(np.array_equal(augment(image, (48, 48), seed), augment(pixels, (48, 48), seed)) for seed in range(20))
-
-
-def test_compiling_says_what_came_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert compiling.build(tmp_path / "fresh.so") == "The C++ picture steps are compiled."
-    monkeypatch.setenv("CXX", "false")
-    assert "could not be compiled" in compiling.build(tmp_path / "other.so")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["fresh.so"]
 
 
 def test_a_broken_photo_is_still_named(tmp_path: Path) -> None:

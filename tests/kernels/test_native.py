@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from conftest import assert_close, stir
-from patchloom.kernels import build, native
+from patchloom.kernels import build, libraries, native
 from patchloom.layers.attention import talking_heads
 from patchloom.layers.mixing import ConvBranch
 
@@ -161,7 +161,7 @@ def test_the_number_of_threads_changes_nothing(threads: int) -> None:
 
 
 @pytest.mark.parametrize(("variable", "value", "words"), [
-    (native.SWITCH, "0", "switches the C++ kernels off"), ("ATEN_CPU_CAPABILITY", "default", "need AVX2 or AVX-512"),
+    (libraries.SWITCH, "0", "switches the C++ kernels off"), ("ATEN_CPU_CAPABILITY", "default", "need AVX2 or AVX-512"),
 ])  # fmt: skip
 def test_without_them_the_pure_form_answers_and_one_sentence_says_why(variable: str, value: str, words: str) -> None:
     code = (

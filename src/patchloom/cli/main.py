@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from patchloom import __version__
-from patchloom.cli import data, evaluate, explain, export, models, recipes, serve, train
+from patchloom.cli import bench, data, evaluate, explain, export, models, recipes, serve, train
 from patchloom.cli.output import speaks
 from patchloom.errors import InterruptedWork, PatchloomError
 
-_COMMANDS = (models, recipes, train, evaluate, explain, export, serve, data)
+_COMMANDS = (models, recipes, train, evaluate, explain, export, serve, data, bench)
 
 
 def main(words: Sequence[str] | None = None) -> None:

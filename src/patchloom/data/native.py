@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import math
-import os
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,13 +17,12 @@ import torch
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from torch import Tensor
 
-from patchloom.data.compile import LIBRARY
+from patchloom.kernels import libraries
 
-SWITCH = "PATCHLOOM_KERNELS"  # 0 in the environment: never
+LIBRARY = "pictures-avx2"
 CUBIC = {Image.Resampling.BILINEAR: 0, Image.Resampling.BICUBIC: 1}
 ENHANCERS: dict[Callable[..., Any], int] = {ImageEnhance.Brightness: 0, ImageEnhance.Contrast: 1, ImageEnhance.Color: 2}
-_KINDS: dict[str, Any] = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "f": ctypes.c_float}
-_SIGNATURES = {  # of native.cpp, a letter an argument
+_SIGNATURES = {  # of pictures.cpp, a letter an argument
     "resize": "pnnnnpnnnn",
     "mirror": "pnn",
     "take": "pnppnpn",
@@ -45,35 +42,15 @@ def available() -> bool:
 @cache
 def why_not() -> str | None:
     """Why Pillow does the work here, as a sentence; None when C++ does."""
-    if os.environ.get(SWITCH) == "0":
-        return f"{SWITCH}=0 switches the C++ picture steps off."
-    if not LIBRARY.exists():
-        return "The C++ picture steps were not compiled when patchloom was installed."
-    if not _has_avx2():
-        return "The C++ picture steps need a processor with AVX2."
-    try:
-        _library()
-    except (OSError, AttributeError) as error:
-        return f"The C++ picture steps cannot be loaded ({error})."
+    if reason := libraries.why_not(LIBRARY):
+        return reason
     other = _unequal_steps()
     return f"The C++ picture steps differ from this Pillow's ({', '.join(other)})." if other else None
 
 
-def _has_avx2() -> bool:
-    try:
-        return " avx2 " in Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return False
-
-
 @cache
 def _library() -> ctypes.CDLL:
-    loaded = ctypes.CDLL(str(LIBRARY))
-    for name, arguments in _SIGNATURES.items():
-        function = getattr(loaded, f"patchloom_{name}")
-        function.argtypes = [_KINDS[kind] for kind in arguments]
-        function.restype = None
-    return loaded
+    return libraries.open_library(LIBRARY, _SIGNATURES)
 
 
 def resize(area: np.ndarray, size: tuple[int, int], how: Image.Resampling) -> np.ndarray:

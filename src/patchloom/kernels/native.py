@@ -7,7 +7,6 @@ operator whose name ends in `_` adds to its first argument in place.
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -16,9 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from patchloom.kernels.build import library
-
-SWITCH = "PATCHLOOM_KERNELS"  # 0 in the environment: never
+from patchloom.kernels import libraries
 
 _operators = torch.library.Library("patchloom", "DEF")
 
@@ -26,20 +23,7 @@ _operators = torch.library.Library("patchloom", "DEF")
 @cache
 def why_not() -> str | None:
     """Why the C++ kernels cannot be used here, as a sentence; None when they can."""
-    if os.environ.get(SWITCH) == "0":
-        return f"{SWITCH}=0 switches the C++ kernels off."
-    capability = torch.backends.cpu.get_cpu_capability()
-    if capability not in ("AVX2", "AVX512"):
-        return f"The C++ kernels need AVX2 or AVX-512; torch says that this processor has {capability}."
-    if not library(capability.lower()).exists():
-        return (
-            "The C++ kernels were not compiled when patchloom was installed: no compiler was there, or not this system."
-        )
-    try:
-        _library()
-    except OSError as error:
-        return f"The C++ kernels cannot be loaded ({error})."
-    return None
+    return libraries.why_not(f"networks-{libraries.instruction_set()}")
 
 
 def available() -> bool:
@@ -54,15 +38,10 @@ def takes_kernels(x: Tensor) -> bool:
 
 @cache
 def _library() -> ctypes.CDLL:
-    loaded = ctypes.CDLL(str(library(torch.backends.cpu.get_cpu_capability().lower())))
-    for name, arguments in _SIGNATURES.items():
-        getattr(loaded, f"patchloom_{name}").argtypes = [_KINDS[kind] for kind in arguments]
-        getattr(loaded, f"patchloom_{name}").restype = None
-    return loaded
+    return libraries.open_library(f"networks-{libraries.instruction_set()}", _SIGNATURES)
 
 
-_KINDS: dict[str, Any] = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "f": ctypes.c_float, "i": ctypes.c_int}
-_SIGNATURES = {  # of native.cpp, a letter an argument
+_SIGNATURES = {  # of networks.cpp, a letter an argument
     "linear": "ppnppnnfiii",
     "ffn": "ppnnnppppfi",
     "attention": "pppppppppfi",
