@@ -16,9 +16,8 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 
 def test_it_measures_both_sides_and_notices_a_slowdown(tmp_path: Path) -> None:
     kept = tmp_path / "figures.json"
-    done = run(
-        "--models", "deit_tiny", "patchconvnet_s60", "--batch", "1", "--rounds", "2", "--no-memory", "--json", str(kept)
-    )
+    quick = ("--batch", "1", "--rounds", "2", "--no-memory")
+    done = run("--models", "deit_tiny", "patchconvnet_s60", *quick, "--json", str(kept))
     assert done.returncode == 0, done.stderr[-1000:]
     rows = json.loads(kept.read_text())
     assert [row["model"] for row in rows] == ["deit_tiny", "patchconvnet_s60"]
