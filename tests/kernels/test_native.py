@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,28 @@ from patchloom.layers.mixing import ConvBranch
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=str(native.why_not()))
 ops = torch.ops.patchloom
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiles of AVX-512, in instructions of AVX2: their logic is tested on a machine that has only these."""
+    out = tmp_path_factory.mktemp("wide") / "wide.so"
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        pytest.skip("There is no C++ compiler: the wide tiles are untested.")
+    flags = ["-O1", *build.FLAGS[2:], "-std=c++17", "-fopenmp", *build.AVX2, "-DPATCHLOOM_WIDE", "-w"]
+    subprocess.run([compiler, *flags, str(build.HERE / "networks.cpp"), "-o", str(out)], check=True)
+    return out
+
+
+@pytest.fixture(autouse=True, params=["own tiles", "wide tiles"])
+def _tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "wide tiles":
+        monkeypatch.setattr(libraries, "library_file", lambda *_: request.getfixturevalue("wide"))
+        opened = libraries.open_library("wide", native._SIGNATURES)
+        monkeypatch.setattr(native, "_library", lambda: opened)
+
+
 ODD = [1, 5, 6, 7, 23, 61, 200]
 
 

@@ -10,7 +10,7 @@
 #include <cstring>
 #include <memory>
 
-#ifdef __AVX512F__
+#if defined(__AVX512F__) || defined(PATCHLOOM_WIDE)  // the latter for tests on a machine without AVX-512
 constexpr int LANES = 16, ROWS = 12;
 #else
 constexpr int LANES = 8, ROWS = 6;
