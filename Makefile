@@ -8,7 +8,7 @@ STAMP := .venv/installed
 install: $(STAMP)
 
 # torch first: its CPU build satisfies what follows. torchvision without its dependencies: see patchloom.compat.
-KERNELS := $(wildcard src/patchloom/kernels/*.cpp) src/patchloom/kernels/build.py
+KERNELS := $(wildcard src/patchloom/kernels/*.cpp src/patchloom/kernels/*.h) src/patchloom/kernels/build.py
 $(STAMP): pyproject.toml constraints.txt hatch_build.py $(KERNELS)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch

@@ -3,26 +3,24 @@
     python benchmarks/inference.py [--models NAME ...] [--rounds 15] [--compiled] [--json FILE] [--compare FILE]
 
 `patchloom bench` measures one network in the same way. `--compiled` sets ours beside timm through torch.compile as
-well, which takes minutes to compile. `--compare` fails when a ratio is below the recorded one by more than the noise
-band.
+well, which takes minutes to compile.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
+from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 import patchloom
+import script
 from patchloom.benching.inference import measure
 from patchloom.benching.peers import pair
-from patchloom.benching.timing import compare, gemm_rate, interleaved, ratio
+from patchloom.benching.timing import interleaved, ratio
 
 
 class Case(NamedTuple):
@@ -62,46 +60,17 @@ def beside_compiled(name: str, rounds: int, batch: int = 8, size: int = 224) -> 
     return {**about, "ratio": middle, "low": low, "high": high}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    known = sorted({case.model for case in CASES})
-    parser.add_argument("--models", nargs="*", default=known, choices=known)
-    parser.add_argument("--batch", type=int, help="instead of the case's own")
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--no-memory", action="store_true")
-    parser.add_argument("--compiled", action="store_true")
-    parser.add_argument("--json", type=Path, help="keep the figures here")
-    parser.add_argument("--compare", type=Path, help="figures kept earlier")
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    peak = gemm_rate()
-    allocator = {key: value for key, value in os.environ.items() if key.startswith("MALLOC_")} or "default"
-    print(
-        f"torch {torch.__version__}, {options.threads} threads ({torch.backends.cpu.get_cpu_capability()}), float32, "
-        f"{options.rounds} interleaved rounds, allocator {allocator}; GEMM 2048 at {peak / 1e9:.0f} GMAC/s"
-    )
-    rows = []
+def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for case in CASES:
         if case.model in options.models:
-            batch = options.batch or case.batch
-            peak = gemm_rate()  # of the same moment: on a shared machine it moves
-            more = {"rounds": options.rounds, "peak": peak, "memory": not options.no_memory}
-            rows.append(measure(case.model, case.against, batch=batch, size=case.size, **more))
-            show(rows[-1])
+            how = {"batch": options.batch or case.batch, "size": case.size, "rounds": options.rounds}
+            # the rate of a product is that of the same moment: on a shared machine it moves
+            yield shown(measure(case.model, case.against, **how, memory=not options.no_memory))
     for name in COMPILED if options.compiled else ():
-        rows.append(beside_compiled(name, options.rounds))
-        show(rows[-1])
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n")
-    if options.compare:
-        try:
-            compare(rows, json.loads(options.compare.read_text()))
-        except patchloom.PatchloomError as error:
-            sys.exit(str(error))
+        yield shown(beside_compiled(name, options.rounds))
 
 
-def show(row: dict[str, Any]) -> None:
+def shown(row: dict[str, Any]) -> dict[str, Any]:
     line = f"{row['model']:17} {row['size']} px, batch {row['batch']}, against {row['peer']:14} {row['ratio']:.2f} "
     line += f"({row['low']:.2f} - {row['high']:.2f})"
     if "ours" in row:
@@ -111,7 +80,14 @@ def show(row: dict[str, Any]) -> None:
             line += f"  memory {ours['memory_mb'] / max(theirs['memory_mb'], 1e-9):.0%}"
         line += f"  difference {row['difference']:.0e}"
     print(line, flush=True)
+    return row
 
 
 if __name__ == "__main__":
-    main()
+    parser = script.parser(__doc__, rounds=15)
+    known = sorted({case.model for case in CASES})
+    parser.add_argument("--models", nargs="*", default=known, choices=known)
+    parser.add_argument("--batch", type=int, help="instead of the case's own")
+    parser.add_argument("--no-memory", action="store_true")
+    parser.add_argument("--compiled", action="store_true")
+    script.run(parser.parse_args(), measured)

@@ -3,24 +3,22 @@
     python benchmarks/loading.py FOLDER [--images 2048] [--workers 2] [--rounds 7] [--json FILE] [--compare FILE]
 
 FOLDER has a folder of JPEGs for each class; its images are repeated up to `--images`. Starting and ending the workers
-is part of an epoch on both sides. `--compare` fails when a ratio is below the recorded one by more than the noise band.
+is part of an epoch on both sides.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import resource
 import statistics
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 import PIL
-import torch
 
-from patchloom.benching.timing import compare, ratio
+import script
+from patchloom.benching.timing import ratio
 from patchloom.compat import import_timm
 from patchloom.data import jpeg, native
 from patchloom.data.loader import Order, Steps, TrainImages, train_batches
@@ -113,18 +111,7 @@ def row(name: str, peer: str, clocks: Clocks, options: argparse.Namespace) -> di
     return result
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("folder")
-    parser.add_argument("--images", type=int, default=2048)
-    parser.add_argument("--size", type=int, default=224)
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--json", type=Path, help="keep the figures here")
-    parser.add_argument("--compare", type=Path, help="figures kept earlier")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
+def measured(options: argparse.Namespace) -> Iterator[dict[str, float | str]]:
     timm = import_timm()
     contenders = {
         f"timm {timm.__version__}": theirs(options.folder, options),
@@ -133,25 +120,26 @@ def main() -> None:
     }
     print(
         f"{options.images} images of {options.size} from {options.folder}, {options.workers} workers, batch "
-        f"{options.batch}, {options.rounds} rounds in turn; torch {torch.__version__}, Pillow "
-        f"{PIL.__version__}; load {os.getloadavg()[0]:.1f}\n"
+        f"{options.batch}; Pillow {PIL.__version__}; load {os.getloadavg()[0]:.1f}\n"
         f"picture steps: {native.why_not() or 'C++'}; JPEGs by {'simplejpeg' if jpeg.available() else 'Pillow'}"
     )
     clocks = measure(contenders, options.rounds)
     peer = next(iter(contenders))
     print(f"{'loader':12} {'wall ms':>8} {'ratio':>6}  {'quartiles':11}   {'CPU ms':>7} {'ratio':>6}  quartiles")
-    rows = [row(name, peer, clocks, options) for name in contenders]
-    for r in rows:
+    for r in (row(name, peer, clocks, options) for name in contenders):
         print(
             f"{r['model']:12} {r['wall_ms']:8.3f} {r['ratio']:6.2f}  {r['low']:.2f} - {r['high']:.2f}"
             f"   {r['cpu_ms']:7.3f} {r['cpu_ratio']:6.2f}  {r['cpu_low']:.2f} - {r['cpu_high']:.2f}"
         )
+        yield r
     print(f"load afterwards {os.getloadavg()[0]:.1f}")
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n")
-    if options.compare:
-        compare(rows, json.loads(options.compare.read_text()))
 
 
 if __name__ == "__main__":
-    main()
+    parser = script.parser(__doc__, rounds=7, threads=1)
+    parser.add_argument("folder")
+    parser.add_argument("--images", type=int, default=2048)
+    parser.add_argument("--size", type=int, default=224)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--workers", type=int, default=2)
+    script.run(parser.parse_args(), measured)

@@ -3,19 +3,15 @@
     python benchmarks/steps.py [--cases NAME ...] [--rounds 9] [--json FILE] [--compare FILE]
 
 Same weights, images and rate of stochastic depth on both sides; timm's blocks with torch's AdamW as it comes. `kept` is
-what autograd holds for the way back, parameters not counted. `--compare` fails when a ratio is below the recorded one
-by more than the noise band.
+what autograd holds for the way back, parameters not counted.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +20,8 @@ from torch.nn import functional as F
 
 import patchloom
 import patchloom.compat
-from patchloom.benching.timing import compare, interleaved, ratio
+import script
+from patchloom.benching.timing import interleaved, ratio
 from patchloom.recipes.registry import find_recipe
 from patchloom.training.optimizers import make_optimizer
 
@@ -114,34 +111,18 @@ def measure(name: str, case: Case, rounds: int) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--cases", nargs="*", default=list(CASES), choices=list(CASES))
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--json", type=Path, help="keep the figures here")
-    parser.add_argument("--compare", type=Path, help="figures kept earlier")
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    torch.manual_seed(0)
-    print(f"torch {torch.__version__}, {options.threads} threads, 224 pixels, float32, {options.rounds} rounds")
-    rows = []
+def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for name in options.cases:
         row = measure(name, CASES[name], options.rounds)
-        rows.append(row)
         print(
             f"{name:24} timm {row['peer_ms']:7.0f} ms  ours {row['ours_ms']:7.0f} ms  {row['ratio']:.2f} "
             f"({row['low']:.2f} - {row['high']:.2f}, asked {row['asked']})  kept {row['kept']:.0%}",
             flush=True,
         )
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n")
-    if options.compare:
-        try:
-            compare(rows, json.loads(options.compare.read_text()))
-        except patchloom.PatchloomError as error:
-            sys.exit(str(error))
+        yield row
 
 
 if __name__ == "__main__":
-    main()
+    parser = script.parser(__doc__, rounds=9)
+    parser.add_argument("--cases", nargs="*", default=list(CASES), choices=list(CASES))
+    script.run(parser.parse_args(), measured)

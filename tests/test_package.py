@@ -11,7 +11,7 @@ import pytest
 import patchloom
 
 PUBLIC = [
-    *("PatchloomError", "__version__", "capture_attention", "complexity", "create_model", "layerscale_value"),
+    *("PatchloomError", "__version__", "capture_attention", "complexity", "create_model", "fuse", "layerscale_value"),
     *("distill", "evaluate", "explain", "finetune", "list_models", "load", "parameter_roles", "predict", "save"),
     *("train", "uniform_drop_rate"),
 ]

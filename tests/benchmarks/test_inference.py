@@ -19,15 +19,15 @@ def test_it_measures_both_sides_and_notices_a_slowdown(tmp_path: Path) -> None:
     quick = ("--batch", "1", "--rounds", "2", "--no-memory")
     done = run("--models", "deit_tiny", "patchconvnet_s60", *quick, "--json", str(kept))
     assert done.returncode == 0, done.stderr[-1000:]
-    rows = json.loads(kept.read_text())
+    rows = json.loads(kept.read_text())["rows"]
     assert [row["model"] for row in rows] == ["deit_tiny", "patchconvnet_s60"]
     for row in rows:
         assert row["difference"] < 1e-5, "the two networks are not the same function"
         assert 0.2 < row["ratio"] < 5
     again = ("--models", "deit_tiny", *quick, "--compare", str(kept))
-    kept.write_text(json.dumps([{**rows[0], "ratio": 0.1}]))
+    kept.write_text(json.dumps({"rows": [{**rows[0], "ratio": 0.1}]}))
     assert run(*again).returncode == 0
-    kept.write_text(json.dumps([{**rows[0], "ratio": 100}]))
+    kept.write_text(json.dumps({"rows": [{**rows[0], "ratio": 100.0}]}))
     done = run(*again)
     assert done.returncode != 0
     assert "slower than recorded" in done.stderr

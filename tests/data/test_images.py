@@ -13,8 +13,8 @@ from PIL import Image
 
 import patchloom.compat  # noqa: F401 - before torchvision
 from patchloom import PatchloomError
+from patchloom.data.decoding import UnreadableImage, decode
 from patchloom.data.images import prepare, read_image
-from patchloom.data.sources import UnreadableImage, decode
 from patchloom.models.preprocessing import Preprocessing
 
 

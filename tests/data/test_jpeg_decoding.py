@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from patchloom.data import jpeg
-from patchloom.data.sources import UnreadableImage, decode, decode_picture
+from patchloom.data.decoding import UnreadableImage, decode, decode_picture
 from patchloom.data.transforms import Augment
 
 pytestmark = pytest.mark.skipif(

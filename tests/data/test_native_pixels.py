@@ -17,11 +17,13 @@ from hypothesis import strategies as st
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 from patchloom.data import native
+from patchloom.data.decoding import decode
 from patchloom.data.images import to_image
 from patchloom.data.loader import Order, Steps, TrainImages, train_batches
 from patchloom.data.mixing import normalise
-from patchloom.data.sources import FileSource, Item, decode
+from patchloom.data.sources import FileSource, Item
 from patchloom.data.transforms import Augment, simple_random_crop
+from patchloom.kernels import libraries
 
 BICUBIC, BILINEAR = Image.Resampling.BICUBIC, Image.Resampling.BILINEAR
 
@@ -181,10 +183,10 @@ def test_without_the_library_pillow_does_the_same() -> None:
     )
     said = {}
     for value in ("0", "1"):
-        environment = {**os.environ, native.SWITCH: value}
+        environment = {**os.environ, libraries.SWITCH: value}
         run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
         said[value] = run.stdout.split("\n")[:2]
-    assert said["0"][0] == f"{native.SWITCH}=0 switches the C++ picture steps off."
+    assert said["0"][0] == f"{libraries.SWITCH}=0 switches the C++ kernels off."
     assert said["1"][0] == "None"
     assert said["0"][1] == said["1"][1]
 

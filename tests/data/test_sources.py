@@ -15,8 +15,9 @@ from PIL import Image, ImageFile
 from sklearn.datasets import load_digits
 
 from patchloom import PatchloomError
+from patchloom.data.decoding import UnreadableImage, decode
 from patchloom.data.scan import find_unreadable
-from patchloom.data.sources import Item, Source, UnreadableImage, decode, open_source, split_source
+from patchloom.data.sources import Item, Source, open_source, split_source
 
 DIGITS = np.round(load_digits().images * (255 / 16)).astype(np.uint8)
 

@@ -137,6 +137,18 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         ops.attention(q, q[:, :1], q[:, :1], 1.0)
 
 
+@pytest.mark.parametrize(("side", "step", "padding"), [(3, 2, 1), (4, 4, 0), (5, 1, 2), (2, 3, 4)])
+@pytest.mark.parametrize("activate", [False, True])
+def test_convolution(side: int, step: int, padding: int, activate: bool) -> None:
+    x, weight, bias = torch.randn(2, 5, 9, 13), torch.randn(19, 5, side, side), torch.randn(19)
+    packed = native.pack(weight.permute(0, 2, 3, 1).flatten(1))
+    got = ops.convolution(x.permute(0, 2, 3, 1), packed, native.padded(bias), 19, side, step, padding, activate)
+    want = F.conv2d(x.double(), weight.double(), bias.double(), step, padding)
+    assert_close(got.permute(0, 3, 1, 2), (F.gelu(want) if activate else want).float(), 2e-6)
+    shapes = (t.to("meta") for t in (x.permute(0, 2, 3, 1), packed, bias))
+    assert ops.convolution(*shapes, 19, side, step, padding, activate).shape == got.shape
+
+
 def test_cross_patch() -> None:
     x, weight = torch.randn(3, 29, 21), torch.randn(29, 29)
     channels, patches = torch.randn(3, 21), torch.randn(2, 29)

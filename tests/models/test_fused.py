@@ -19,6 +19,7 @@ NETWORKS: list[tuple[str, dict[str, Any]]] = [
     ("deit_nano", {"aggregation": "average"}),
     ("deit_nano", {"class_token_at": 2}),
     ("deit_nano", {"dim": 40, "heads": 4}),
+    *[("deit_nano", {"stem": stem, "stem_norm": norm}) for stem in ("conv", "hmlp") for norm in ("batch", "layer")],
     *[
         ("deit_nano", {"scale": scale})
         for scale in ("rezero", "skipinit", "fixup", "t-fixup", "constant", "shortcut_gate")
@@ -72,6 +73,15 @@ def test_other_sizes_where_the_network_takes_them() -> None:
     model = network("patchconvnet_nano", {})
     fused, images = patchloom.fuse(model), torch.randn(2, 3, 48, 64)
     assert_close(fused(images), model(images).detach(), 1e-5)
+
+
+@pytest.mark.parametrize("name", ["deit_nano", "cait_nano", "resmlp_nano", "patchconvnet_nano"])
+def test_what_is_no_number_stays_none(name: str) -> None:
+    fused, images = patchloom.fuse(network(name, {})), torch.randn(2, 3, 32, 32)
+    images[0, 0, 5, 5] = torch.nan
+    logits = fused(images)
+    assert logits[0].isnan().all()
+    assert logits[1].isfinite().all()
 
 
 def test_images_are_left_as_they_are() -> None:

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import torch
-
-from patchloom.errors import PatchloomError
-
-NOISE_BAND = 0.07
 
 
 def interleaved(
@@ -48,19 +43,3 @@ def copy_rate(megabytes: int = 256, rounds: int = 5) -> float:
     b = torch.empty_like(a)
     seconds = interleaved({"copy": lambda: b.copy_(a)}, rounds)["copy"]
     return 2 * megabytes * 2**20 / statistics.median(seconds)
-
-
-def compare(rows: Sequence[Mapping[str, Any]], recorded: Sequence[Mapping[str, Any]]) -> None:
-    """Raise when a ratio is below the recorded one of the same case by more than the noise band."""
-
-    def case(row: Mapping[str, Any]) -> tuple[Any, ...]:
-        return tuple(row.get(key) for key in ("model", "peer", "batch", "size"))
-
-    before = {case(row): row["ratio"] for row in recorded}
-    slower = [
-        f"{row['model']}: {row['ratio']:.2f}, recorded {before[case(row)]:.2f}"
-        for row in rows
-        if case(row) in before and row["ratio"] < before[case(row)] * (1 - NOISE_BAND)
-    ]
-    if slower:
-        raise PatchloomError("slower than recorded by more than the noise band: " + "; ".join(slower))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -38,15 +37,15 @@ def _positive(word: str) -> int:
 def run(options: argparse.Namespace) -> None:
     import torch
 
-    from patchloom.benching.timing import compare, copy_rate, gemm_rate
+    from patchloom.benching.records import about_machine, compare, in_a_sentence, keep, read_recorded
 
-    recorded = _recorded(options.compare) if options.compare else None
+    recorded = read_recorded(options.compare) if options.compare else None
     out = _folder(options.out) if options.out else None
     if options.threads:
         torch.set_num_threads(options.threads)
-    peak, copying = gemm_rate(), copy_rate()
-    about = _about(peak, copying)
-    print(_sentence(about, options), file=sys.stderr)
+    about = about_machine()
+    peak, copying = about["gemm_macs_per_s"], about["copy_bytes_per_s"]
+    print(in_a_sentence(about, options.rounds), file=sys.stderr)
     rows = []
     for row in _measured(options, peak):
         rows.append(row)
@@ -55,7 +54,7 @@ def run(options: argparse.Namespace) -> None:
     if options.json:
         print_json({"about": about, "rows": rows})
     if out:
-        (out / "bench.json").write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n")
+        keep(rows, about, out / "bench.json")
         _draw(rows, peak, copying, out)
     if recorded is not None:
         compare(rows, recorded)
@@ -73,39 +72,6 @@ def _measured(options: argparse.Namespace, peak: float) -> Any:
                     config.name, options.against, batch=options.batch, size=size, depth=depth, rounds=options.rounds,
                     peak=peak, memory=not options.no_memory,
                 )  # fmt: skip
-
-
-def _about(peak: float, copying: float) -> dict[str, Any]:
-    import os
-    from importlib.metadata import PackageNotFoundError, version
-
-    import torch
-
-    from patchloom.kernels.native import why_not
-
-    try:
-        timm: str | None = version("timm")
-    except PackageNotFoundError:
-        timm = None
-    return {
-        "torch": torch.__version__,
-        "timm": timm,
-        "threads": torch.get_num_threads(),
-        "instructions": torch.backends.cpu.get_cpu_capability(),
-        "kernels": why_not() or "C++",
-        "allocator": {key: value for key, value in os.environ.items() if key.startswith("MALLOC_")} or "default",
-        "gemm_macs_per_s": peak,
-        "copy_bytes_per_s": copying,
-    }
-
-
-def _sentence(about: dict[str, Any], options: argparse.Namespace) -> str:
-    return (
-        f"torch {about['torch']}, timm {about['timm']}, {about['threads']} threads ({about['instructions']}), "
-        f"kernels: {about['kernels']}, float32, {options.rounds} interleaved rounds, allocator {about['allocator']}; "
-        f"a large product at {about['gemm_macs_per_s'] / 1e9:.0f} GMAC/s, "
-        f"a copy at {about['copy_bytes_per_s'] / 1e9:.0f} GB/s"
-    )
 
 
 def _line(row: dict[str, Any]) -> str:
@@ -142,14 +108,3 @@ def _folder(name: str) -> Path:
     except OSError as error:
         raise PatchloomError(f"The folder {name} cannot be made: {error.strerror}.") from error
     return Path(name)
-
-
-def _recorded(name: str) -> list[dict[str, Any]]:
-    from patchloom.errors import PatchloomError
-
-    try:
-        rows = json.loads(Path(name).read_text())
-        rows = rows["rows"] if isinstance(rows, dict) else rows
-        return [row for row in rows if isinstance(row["ratio"], float)]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise PatchloomError(f"{name} is not a file that `patchloom bench --out` wrote ({error!r}).") from error

@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _run_models(options: argparse.Namespace) -> None:
-    from patchloom.data.sources import EXTENSIONS
+    from patchloom.data.decoding import EXTENSIONS
     from patchloom.errors import PatchloomError
     from patchloom.explaining.analyses import analyse
     from patchloom.explaining.charts import draw_analysis

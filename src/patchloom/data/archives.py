@@ -19,19 +19,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from patchloom.data.decoding import EXTENSIONS, UnreadableImage
 from patchloom.data.manifest import label_column
-from patchloom.data.sources import (
-    EXTENSIONS,
-    SPLIT_NAMES,
-    ArraySource,
-    FileSource,
-    Item,
-    Rows,
-    Source,
-    UnreadableImage,
-    class_notes,
-    label_by_name,
-)
+from patchloom.data.sources import SPLIT_NAMES, ArraySource, FileSource, Item, Rows, Source, class_notes, label_by_name
 from patchloom.errors import PatchloomError, did_you_mean
 
 

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from patchloom.data.decoding import decode, open_header
 from patchloom.data.scan import Progress, in_threads, reason_of
-from patchloom.data.sources import Item, Source, decode, open_header, split_source
+from patchloom.data.sources import Item, Source, split_source
 from patchloom.errors import PatchloomError
 
 _NEAR = 2  # bits of 64 in which the hashes of near duplicates may differ

@@ -9,7 +9,8 @@ from typing import TypeVar
 
 from PIL import Image
 
-from patchloom.data.sources import Item, Source, UnreadableImage
+from patchloom.data.decoding import UnreadableImage
+from patchloom.data.sources import Item, Source
 from patchloom.errors import PatchloomError
 
 Progress = Callable[[int, int], None]

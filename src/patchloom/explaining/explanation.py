@@ -15,8 +15,8 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from torch.nn import functional as F
 
+from patchloom.data.decoding import decode
 from patchloom.data.images import resize_and_crop, to_rgb
-from patchloom.data.sources import decode
 from patchloom.errors import PatchloomError, did_you_mean
 from patchloom.explaining.baselines import network_input
 from patchloom.explaining.faithfulness import faithfulness as judge

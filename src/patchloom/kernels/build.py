@@ -48,7 +48,7 @@ def build(folder: Path = HERE) -> str:
         command = [compiler, *FLAGS, *library.flags, str(HERE / library.source), "-o", str(fresh)]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
-            why = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            why = next((line for line in done.stderr.splitlines() if "error" in line), "no message")
             return f"The C++ kernels could not be compiled ({why}): torch and Pillow do the work."
         fresh.replace(library_file(name, folder))
     return f"The C++ kernels are compiled: {', '.join(LIBRARIES)}."

@@ -43,6 +43,7 @@ def _library() -> ctypes.CDLL:
 
 _SIGNATURES = {  # of networks.cpp, a letter an argument
     "linear": "ppnppnnfiii",
+    "convolution": "pppppnii",
     "ffn": "ppnnnppppfi",
     "attention": "pppppppppfi",
     "talking_heads_back": "ppppppppppppi",
@@ -115,6 +116,29 @@ def linear_(total: Tensor, x: Tensor, weight: Tensor, bias: Tensor, gate: Tensor
         _call("linear", x, total, rows, weight, bias, inputs, outputs, -1.0, False, True)
     else:
         _call("gated_linear", x, gate, total, rows, rows // len(gate), weight, bias, inputs, outputs)
+
+
+def _convolved(x: Tensor, outputs: int, side: int, step: int, padding: int) -> Tensor:
+    down, across = ((length + 2 * padding - side) // step + 1 for length in x.shape[1:3])
+    return x.new_empty((len(x), down, across, outputs))
+
+
+@_operator(
+    "convolution(Tensor x, Tensor weight, Tensor bias, int outputs, int side, int step, int padding, bool activate)"
+    " -> Tensor",
+    lambda x, _, __, *sizes: _convolved(x, *sizes[:4]),
+)
+def convolution(
+    x: Tensor, weight: Tensor, bias: Tensor, outputs: int, side: int, step: int, padding: int, activate: bool
+) -> Tensor:
+    """Maps (B, height, width, C) -> (B, down, across, outputs), through a GELU when told to.
+
+    The weights are those of a Linear of each window's pixels, in the order of rows, columns and channels.
+    """
+    x = x.contiguous()
+    out = _convolved(x, outputs, side, step, padding)
+    _call("convolution", x, out, (*x.shape, side, step, padding), weight, bias, outputs, activate)
+    return out
 
 
 @_operator(

@@ -7,6 +7,7 @@ that is not known here stays as it is. Shapes: x is (B, N, D) tokens or (B, heig
 from __future__ import annotations
 
 import copy
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +28,7 @@ from patchloom.layers.mixing import ConvBranch, CrossPatchLinear, Pointwise, Squ
 from patchloom.layers.norms import Affine, BatchNorm
 from patchloom.layers.residual import Branch, DropPath, Residual
 from patchloom.layers.scales import FixupScale, LayerScale, ScalarScale, Scale
-from patchloom.layers.stems import LinearStem, patch_pixels
+from patchloom.layers.stems import Stem
 from patchloom.models.network import Network, unwrapped
 
 
@@ -48,8 +49,8 @@ def fuse(model: nn.Module, class_token_only: bool = True, kernels: bool = True) 
         for block in stage:
             for name, residual in block.named_children():
                 setattr(block, name, fuse_residual(residual, kernels))
-    if type(network.stem) is LinearStem and replaceable(network.stem.proj, nn.Conv2d):
-        network.stem = FusedLinearStem(network.stem, kernels)
+    if kernels and (stages := stages_of(network.stem)):
+        network.stem = FusedStem(stages)
     return network
 
 
@@ -260,16 +261,56 @@ class FusedConv(nn.Module):
         return self.project.add_to(total, y, torch.addmm(gates[3], squeezed, gates[2]).sigmoid())
 
 
-class FusedLinearStem(nn.Module):
-    """Patches of pixels (B, C, height, width) -> tokens (B, N, D)."""
+class FusedStem(nn.Module):
+    """Convolutions of images (B, C, height, width) -> tokens (B, N, D): norms folded in, maps with channels last."""
 
-    def __init__(self, stem: LinearStem, kernels: bool) -> None:
+    def __init__(self, stages: list[Stage]) -> None:
         super().__init__()
-        self.side = stem.proj.kernel_size[0]
-        self.proj = FoldedLinear(*_matrix(stem.proj), kernels)
+        self.layers = nn.ModuleList(FoldedLinear(*stage.folded(), kernels=True) for stage in stages)
+        self.windows = [stage.window() for stage in stages]
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.proj(patch_pixels(images, self.side))
+        x = images.permute(0, 2, 3, 1)
+        for number, (layer, window) in enumerate(zip(self.layers, self.windows, strict=True), 1):
+            activate = number < len(self.windows)
+            x = torch.ops.patchloom.convolution(x, layer.weight, layer.bias, layer.outputs, *window, activate)
+        return x.flatten(1, 2)
+
+
+class Stage(NamedTuple):
+    """A convolution of a stem, and the norm of its map if there is one; all but a stem's last go through a GELU."""
+
+    conv: nn.Conv2d
+    norm: nn.BatchNorm2d | None
+
+    def folded(self) -> tuple[Tensor, Tensor]:
+        """Weights (outputs, side * side * C) and bias of a Linear of windows whose channels are last."""
+        weight = self.conv.weight.permute(0, 2, 3, 1).flatten(1)
+        bias = torch.zeros(len(weight)) if self.conv.bias is None else self.conv.bias
+        if self.norm is None:
+            return weight, bias
+        alpha, beta = batch_norm_parts(self.norm)
+        return (alpha[:, None] * weight.double()).to(weight), (alpha * bias.double() + beta).to(bias)
+
+    def window(self) -> tuple[int, int, int]:
+        """Side, step and padding."""
+        assert isinstance(self.conv.padding, tuple)
+        return self.conv.kernel_size[0], self.conv.stride[0], self.conv.padding[0]
+
+
+def stages_of(stem: nn.Module) -> list[Stage] | None:
+    """The convolutions of a stem with what belongs to them; None if there is a layer of another kind."""
+    assert isinstance(stem, Stem)
+    layers = [stem.proj] if isinstance(stem.proj, nn.Conv2d) else list(stem.proj.children())
+    stages: list[Stage] = []
+    for layer in layers:
+        if replaceable(layer, nn.Conv2d):
+            stages.append(Stage(cast(nn.Conv2d, layer), None))
+        elif replaceable(layer, nn.BatchNorm2d):
+            stages[-1] = Stage(stages[-1].conv, cast(nn.BatchNorm2d, layer))
+        elif not replaceable(layer, nn.GELU):
+            return None
+    return stages
 
 
 LANES = 16  # floats of the widest vector
@@ -315,12 +356,17 @@ def norm_parts(norm: nn.Module) -> tuple[float, Tensor, Tensor]:
     if isinstance(norm, Affine):
         return -1.0, norm.alpha.double(), norm.beta.double()
     if isinstance(norm, BatchNorm):
-        assert norm.running_mean is not None
-        assert norm.running_var is not None
-        alpha = norm.weight.double() / (norm.running_var.double() + norm.eps).sqrt()
-        return -1.0, alpha, norm.bias.double() - norm.running_mean.double() * alpha
+        return -1.0, *batch_norm_parts(norm)
     assert isinstance(norm, nn.Identity), type(norm)
     return -1.0, torch.ones(1, dtype=torch.double), torch.zeros(1, dtype=torch.double)
+
+
+def batch_norm_parts(norm: nn.BatchNorm1d | nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
+    """(alpha, beta) of the running statistics, in double precision."""
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    alpha = norm.weight.double() / (norm.running_var.double() + norm.eps).sqrt()
+    return alpha, norm.bias.double() - norm.running_mean.double() * alpha
 
 
 def scale_parts(scale: Scale) -> tuple[Tensor, Tensor]:

@@ -15,8 +15,8 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import parse_options_header
 from starlette.requests import ClientDisconnect, Request
 
+from patchloom.data.decoding import UnreadableImage, decode, readable_formats
 from patchloom.data.images import LONGEST
-from patchloom.data.sources import UnreadableImage, decode, readable_formats
 from patchloom.serve.settings import Settings
 
 if TYPE_CHECKING:

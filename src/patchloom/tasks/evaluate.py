@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from patchloom.data.decoding import EXTENSIONS, decode
 from patchloom.data.images import resize_and_crop
 from patchloom.data.mixing import normalise
 from patchloom.data.scan import find_unreadable
-from patchloom.data.sources import EXTENSIONS, Item, Source, Split, decode, open_source, split_source
+from patchloom.data.sources import Item, Source, Split, open_source, split_source
 from patchloom.errors import PatchloomError
 from patchloom.models.fused import fuse
 from patchloom.models.network import Network, unwrapped

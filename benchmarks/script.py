@@ -1,0 +1,39 @@
+"""What the benchmarks beside timm share: options, the first line, figures kept and compared."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from patchloom.benching.records import about_machine, compare, in_a_sentence, keep, read_recorded
+from patchloom.errors import PatchloomError
+
+
+def parser(doc: str, rounds: int, threads: int = 2) -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(description=doc.split("\n")[0])
+    made.add_argument("--rounds", type=int, default=rounds)
+    made.add_argument("--threads", type=int, default=threads)
+    made.add_argument("--json", type=Path, help="keep the figures here")
+    made.add_argument("--compare", type=Path, help="figures kept earlier: fail when a ratio fell by more than 7 %%")
+    return made
+
+
+def run(options: argparse.Namespace, measure: Callable[[argparse.Namespace], Iterable[dict[str, Any]]]) -> None:
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    try:
+        recorded = read_recorded(options.compare) if options.compare else None
+        about = about_machine()
+        print(in_a_sentence(about, options.rounds), flush=True)
+        rows = list(measure(options))
+        if options.json:
+            keep(rows, about, options.json)
+        if recorded is not None:
+            compare(rows, recorded)
+    except PatchloomError as error:
+        sys.exit(str(error))

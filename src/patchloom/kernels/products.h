@@ -1,0 +1,243 @@
+// Products of rows with packed weights, and what is done to rows before and after them.
+//
+// Every product is one `multiply`: ROWS rows of a left side times one panel (PANEL columns) of a right side that was
+// packed beforehand, kept in registers until an epilogue takes it.
+
+#pragma once
+
+#include <cstring>
+#include <memory>
+
+#include "vectors.h"
+
+constexpr int64_t CACHE = 224 * 1024;  // of a core's second level, what a block of rows may fill
+constexpr int64_t DEPTH = 256;         // inputs whose panel stays in the first level
+
+namespace {
+
+// R rows of a product, one panel wide. Element (r, k) of the left side is at r * side + k, of a transposed one at
+// r + k * side; row k of the panel at k * stride.
+template <int R>
+struct Tile {
+    Vec at[R][2];
+
+    inline void start(Vec low, Vec high) {
+        for (int r = 0; r < R; r++) at[r][0] = low, at[r][1] = high;
+    }
+
+    template <bool TRANSPOSED = false>
+    __attribute__((noinline)) void multiply(const float* left, int64_t side, const float* right, int64_t stride, int64_t depth) {
+        const int64_t row = TRANSPOSED ? 1 : side, step = TRANSPOSED ? side : 1;
+        Vec total[R][2];
+        std::memcpy(total, at, sizeof at);
+        for (int64_t k = 0; k < depth; k++) {
+            Vec low = load(right + k * stride), high = load(right + k * stride + LANES);
+#pragma GCC unroll 12
+            for (int r = 0; r < R; r++) {
+                float x = left[r * row + k * step];
+                total[r][0] += x * low;
+                total[r][1] += x * high;
+            }
+        }
+        std::memcpy(at, total, sizeof at);
+    }
+};
+
+// Memory of a thread, kept for the next call
+class Scratch {
+    std::unique_ptr<float[]> memory;
+    int64_t size = 0;
+
+   public:
+    float* take(int64_t floats) {
+        floats += 16;
+        if (floats > size) {
+            memory.reset(new float[floats]);
+            size = floats;
+        }
+        return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(memory.get()) + 63) / 64 * 64);
+    }
+};
+
+thread_local Scratch scratch;
+
+// (x - mean) / deviation of one row; scale and shift of a LayerNorm are folded into the weights that follow
+inline void normalise(const float* x, float* out, int64_t dim, float eps) {
+    int64_t whole = dim / LANES * LANES;
+    Vec sums = {};
+    for (int64_t i = 0; i < whole; i += LANES) sums += load(x + i);
+    float mean = sum_lanes(sums);
+    for (int64_t i = whole; i < dim; i++) mean += x[i];
+    mean /= dim;
+    Vec squares = {};
+    for (int64_t i = 0; i < whole; i += LANES) {
+        Vec centred = load(x + i) - mean;
+        squares += centred * centred;
+    }
+    float variance = sum_lanes(squares);
+    for (int64_t i = whole; i < dim; i++) variance += (x[i] - mean) * (x[i] - mean);
+    float factor = 1 / std::sqrt(variance / dim + eps);
+    for (int64_t i = 0; i < whole; i += LANES) store(out + i, (load(x + i) - mean) * factor);
+    for (int64_t i = whole; i < dim; i++) out[i] = (x[i] - mean) * factor;
+}
+
+// What a Linear layer is here: panels of its weights, (outputs / PANEL, inputs, PANEL), and its bias, zeros up to a panel
+struct Linear {
+    const float* weight;
+    const float* bias;
+    int64_t inputs, outputs;
+};
+
+// All rows times the panels of columns [first, last); `finish(row, column, low, high)` gets every result, two vectors of a
+// row at a time.
+// A panel goes through the first-level cache DEPTH inputs at a time, with all rows; sums wait in `partial` meanwhile.
+template <class Finish>
+inline void product(const float* left, int64_t stride, int64_t rows, const Linear& layer, int64_t first, int64_t last,
+                    Finish finish) {
+    static thread_local Scratch sums;
+    auto* partial = reinterpret_cast<Tile<ROWS>*>(sums.take(round_up(rows, ROWS) * PANEL));
+    int64_t steps = (layer.inputs + DEPTH - 1) / DEPTH, depth = (layer.inputs + steps - 1) / steps;
+    for (int64_t column = first; column < last; column += PANEL) {
+        const float* panel = layer.weight + column * layer.inputs;
+        Vec low = load(layer.bias + column), high = load(layer.bias + column + LANES);
+        for (int64_t from = 0; from < layer.inputs; from += depth) {
+            int64_t count = std::min(depth, layer.inputs - from);
+            for (int64_t row = 0; row < rows; row += ROWS) {
+                Tile<ROWS> tile;
+                if (from == 0)
+                    tile.start(low, high);
+                else
+                    tile = partial[row / ROWS];
+                tile.multiply(left + row * stride + from, stride, panel + from * PANEL, PANEL, count);
+                if (from + count < layer.inputs) {
+                    partial[row / ROWS] = tile;
+                    continue;
+                }
+                int64_t last = std::min<int64_t>(ROWS, rows - row);
+                for (int64_t r = 0; r < last; r++) finish(row + r, column, tile.at[r][0], tile.at[r][1]);
+            }
+        }
+    }
+}
+
+// out[column ...] = or += two vectors, of which only those below `columns` exist
+template <bool ADD>
+inline void write(float* out, int64_t column, int64_t columns, Vec low, Vec high) {
+    float* place = out + column;
+    if (column + PANEL <= columns) {
+        store(place, ADD ? load(place) + low : low);
+        store(place + LANES, ADD ? load(place + LANES) + high : high);
+        return;
+    }
+    float values[PANEL];
+    store(values, low);
+    store(values + LANES, high);
+    for (int64_t i = 0; column + i < columns; i++) place[i] = ADD ? place[i] + values[i] : values[i];
+}
+
+// Rows in one block, the same for every thread: as many as fit the cache, and enough to read the weights seldom
+inline int64_t block_rows(int64_t rows, int64_t floats_a_row, int threads) {
+    int64_t fitting = std::max<int64_t>(CACHE / 4 / floats_a_row / ROWS, 8) * ROWS;
+    int64_t share = round_up((rows + threads - 1) / threads, ROWS);
+    int64_t blocks = (share + fitting - 1) / fitting;
+    return round_up((share + blocks - 1) / blocks, ROWS);
+}
+
+inline int64_t loose(int64_t width) { return width + 16; }  // a power of two would put all rows into the same cache sets
+
+// The windows of a convolution on maps (height, width, channels): a row has a window's pixels, zeros outside of the map
+struct Windows {
+    int64_t height, width, channels, side, step, padding;
+    int64_t down() const { return (height + 2 * padding - side) / step + 1; }
+    int64_t across() const { return (width + 2 * padding - side) / step + 1; }
+
+    void copy(const float* maps, int64_t row, float* to) const {
+        int64_t place = row % (down() * across()), image = row / (down() * across());
+        int64_t top = place / across() * step - padding, left = place % across() * step - padding;
+        int64_t from = std::max<int64_t>(left, 0), until = std::min(left + side, width);
+        for (int64_t y = top; y < top + side; y++, to += side * channels) {
+            bool inside = y >= 0 && y < height && from < until;
+            if (!inside || from > left || until < left + side) std::memset(to, 0, side * channels * sizeof(float));
+            if (!inside) continue;
+            const float* line = maps + ((image * height + y) * width + from) * channels;
+            std::memcpy(to + (from - left) * channels, line, (until - from) * channels * sizeof(float));
+        }
+    }
+};
+
+// What is done to rows of x on their way to a product: nothing, or one of these
+struct Prologue {
+    float eps = -1.0f;                 // normalise, unless below 0
+    const float* gate = nullptr;       // multiply by gate (B, D), `tokens` rows an image
+    int64_t tokens = 1;
+    const Windows* windows = nullptr;  // copy from maps
+    bool nothing() const { return eps < 0 && !gate && !windows; }
+};
+
+// Rows for a product: x itself, or `buffer` where something is to be done or the last ROWS rows are not all there
+inline const float* left_side(const float* x, int64_t first, int64_t rows, int64_t dim, const Prologue& before,
+                              float* buffer, int64_t& stride) {
+    stride = dim;
+    if (before.nothing() && rows % ROWS == 0) return x + first * dim;
+    stride = loose(dim);
+    for (int64_t r = 0; r < rows; r++) {
+        const float* from = x + (first + r) * dim;
+        float* to = buffer + r * stride;
+        if (before.windows) {
+            before.windows->copy(x, first + r, to);
+        } else if (before.gate) {
+            const float* gate = before.gate + (first + r) / before.tokens * dim;
+            for (int64_t i = 0; i < dim; i++) to[i] = from[i] * gate[i];
+        } else if (before.eps >= 0) {
+            normalise(from, to, dim, before.eps);
+        } else {
+            std::memcpy(to, from, dim * sizeof(float));
+        }
+    }
+    for (int64_t r = rows; r < round_up(rows, ROWS); r++) std::memset(buffer + r * stride, 0, dim * sizeof(float));
+    return buffer;
+}
+
+// `finish(row, column, low, high)` gets linear(before(x)) for all rows of x, on all threads: blocks of rows, or, where one
+// block has them all, ranges of columns, so that each weight is read by one thread alone
+template <class Finish>
+inline void for_each_block(const float* x, int64_t rows, const Linear& layer, const Prologue& before, int threads,
+                           Finish finish) {
+    bool few = round_up(rows, ROWS) * loose(layer.inputs) * 4 <= 2 * CACHE;
+    int64_t block = few ? rows : block_rows(rows, loose(layer.inputs), threads);
+    int64_t columns = few ? round_up((layer.outputs + threads - 1) / threads, PANEL) : layer.outputs;
+    int64_t blocks = (rows + block - 1) / block, ranges = (layer.outputs + columns - 1) / columns;
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
+    for (int64_t i = 0; i < blocks * ranges; i++) {
+        int64_t first = i / ranges * block, count = std::min(block, rows - first), stride;
+        int64_t from = i % ranges * columns, to = std::min(from + columns, layer.outputs);
+        float* buffer = scratch.take(round_up(block, ROWS) * loose(layer.inputs));
+        const float* left = left_side(x, first, count, layer.inputs, before, buffer, stride);
+        product(left, stride, count, layer, from, to,
+                [&](int64_t row, int64_t column, Vec low, Vec high) { finish(first + row, column, low, high); });
+    }
+}
+
+// Panels of a matrix whose element (k, n) is at from + k * step_k + n * step_n: (columns / PANEL, depth, PANEL)
+inline void pack(const float* from, int64_t step_k, int64_t step_n, int64_t depth, int64_t columns, float* to) {
+    for (int64_t column = 0; column < columns; column += PANEL) {
+        int64_t count = std::min<int64_t>(PANEL, columns - column);
+        for (int64_t k = 0; k < depth; k++, to += PANEL) {
+            const float* row = from + k * step_k + column * step_n;
+            for (int64_t n = 0; n < count; n++) to[n] = row[n * step_n];
+            for (int64_t n = count; n < PANEL; n++) to[n] = 0;
+        }
+    }
+}
+
+// out (columns) = bias + vector (depth) times matrix (depth, columns); columns a multiple of LANES
+inline void multiply_vector(const float* vector, const float* matrix, const float* bias, int64_t depth, int64_t columns,
+                            float* out) {
+    for (int64_t n = 0; n < columns; n += LANES) {
+        Vec total = load(bias + n);
+        for (int64_t k = 0; k < depth; k++) total += vector[k] * load(matrix + k * columns + n);
+        store(out + n, total);
+    }
+}
+
+}  // namespace

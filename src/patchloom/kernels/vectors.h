@@ -1,0 +1,85 @@
+// Vectors of floats as wide as the processor's registers, and the functions of them that networks need.
+
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#if defined(__AVX512F__) || defined(PATCHLOOM_WIDE)  // the latter for tests on a machine without AVX-512
+constexpr int LANES = 16, ROWS = 12;
+#else
+constexpr int LANES = 8, ROWS = 6;
+#endif
+constexpr int PANEL = 2 * LANES;
+
+typedef float Vec __attribute__((vector_size(LANES * 4)));
+typedef int32_t IntVec __attribute__((vector_size(LANES * 4)));
+typedef float LooseVec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+
+namespace {
+
+inline Vec load(const float* p) { return *reinterpret_cast<const LooseVec*>(p); }
+inline void store(float* p, Vec x) { *reinterpret_cast<LooseVec*>(p) = x; }
+inline Vec fill(float x) { return x - Vec{}; }
+inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }
+inline Vec smaller(Vec a, Vec b) { return a < b ? a : b; }
+inline int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+
+inline float sum_lanes(Vec x) {
+    float total = 0;
+    for (int i = 0; i < LANES; i++) total += x[i];
+    return total;
+}
+
+inline float largest_lane(Vec x) {
+    float best = x[0];
+    for (int i = 1; i < LANES; i++) best = std::max(best, x[i]);
+    return best;
+}
+
+// exp(x) for x <= 0, to two units in the last place: 2^n * e^r with |r| <= ln(2) / 2
+inline Vec exp_negative(Vec x) {
+    x = larger(fill(-87.0f), x);  // e^-87 is the least that a float holds exactly; the second is kept if it is no number
+    const float rounder = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, left in the low bits
+    Vec shifted = x * 1.44269504f + rounder;
+    Vec n = shifted - rounder;
+    Vec r = x - n * 0.693359375f;
+    r = r + n * 2.12194440e-4f;
+    Vec p = fill(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    IntVec power = ((IntVec)shifted << 23) + (IntVec)p;
+    return (Vec)power;
+}
+
+// The exact GELU x (1 + erf(x / sqrt(2))) / 2, erf as a quotient of polynomials
+inline Vec gelu(Vec x) {
+    Vec z = smaller(larger(x * 0.70710678f, fill(-4.0f)), fill(4.0f));
+    Vec s = z * z;
+    Vec p = fill(1.91090931e-08f);
+    p = p * s - 1.94223248e-06f;
+    p = p * s + 0.000147290114f;
+    p = p * s + 0.00399090617f;
+    p = p * s + 0.0515260747f;
+    p = p * s + 0.20713447f;
+    p = p * s + 1.12837909f;
+    Vec q = fill(0.00102117864f);
+    q = q * s + 0.0149588097f;
+    q = q * s + 0.117974526f;
+    q = q * s + 0.516899392f;
+    q = q * s + 1.0f;
+    Vec half = x * 0.5f;
+    return half + half * (z * p / q);
+}
+
+inline Vec sigmoid(Vec x) {
+    Vec e = exp_negative(x < 0 ? x : -x);
+    return (x < 0 ? e : fill(1.0f)) / (1.0f + e);
+}
+
+}  // namespace
