@@ -174,7 +174,7 @@ def test_conv_branch(shape: tuple[int, int, int], threads: int) -> None:
     torch.set_num_threads(threads)
     try:
         total = x.clone()
-        ops.conv_branch_(total, None, [weight.detach() for weight in weights], 1e-6)
+        ops.conv_branches_(total, None, [weight.detach() for weight in weights], 1e-6)
     finally:
         torch.set_num_threads(before)
     assert_close(total, want.detach(), 2e-6)

@@ -48,7 +48,7 @@ _SIGNATURES = {  # of networks.cpp, a letter an argument
     "attention": "pppppppppfi",
     "talking_heads_back": "ppppppppppppi",
     "cross_patch": "pppppi",
-    "conv_branch": "pppppfi",
+    "conv_branches": "pppppfi",
     "gated_linear": "pppnnppnni",
 }
 
@@ -171,18 +171,23 @@ def cross_patch_(x: Tensor, weight: Tensor, channels: Tensor, patches: Tensor) -
     _call("cross_patch", x, tuple(x.shape), weight, channels, patches)
 
 
-@_operator("conv_branch_(Tensor(a!) total, Tensor? x, Tensor[] weights, float eps) -> ()", _nothing)
-def conv_branch_(total: Tensor, x: Tensor | None, weights: list[Tensor], eps: float) -> None:
+OF_A_BRANCH = 10  # tensors of a PatchConvNet's block
+
+
+@_operator("conv_branches_(Tensor(a!) total, Tensor? x, Tensor[] weights, float eps) -> ()", _nothing)
+def conv_branches_(total: Tensor, x: Tensor | None, weights: list[Tensor], eps: float) -> None:
     """total (B, height, width, D) += PatchConvNet's branch of x, normalised first when eps >= 0; without x, of total.
 
-    `weights` are those of expand (panels), depth-wise (9, D), squeeze (D, S), excite (S, D) and project (panels), each
-    followed by its bias; D and S are multiples of 16.
+    With the weights of several branches one after another, each later one of total. Those of one are expand (panels),
+    depth-wise (9, D), squeeze (D, S), excite (S, D) and project (panels), each followed by its bias; D and S are
+    multiples of 16.
     """
     x = total if x is None else x.contiguous()
     images, dim = x.shape[0], x.shape[-1]
-    work = x.new_empty(2 * (x.numel() + images * dim))
+    work = x.new_empty(x.numel() + 2 * images * dim)
     pointers = tuple(weight.data_ptr() for weight in weights)
-    _call("conv_branch", total, x, work, (*x.shape, len(weights[5])), pointers, eps)
+    shape = (*x.shape, len(weights[5]), len(weights) // OF_A_BRANCH)
+    _call("conv_branches", total, x, work, shape, pointers, eps)
 
 
 @_operator("attention(Tensor q, Tensor k, Tensor v, float scale) -> Tensor", lambda q, *_: _joined(q))

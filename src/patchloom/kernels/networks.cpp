@@ -68,6 +68,35 @@ void squeeze_excite(const ConvBranch& branch, const float* mean, float* gate) {
     for (int64_t n = 0; n < branch.dim; n += LANES) store(gate + n, sigmoid(load(gate + n)));
 }
 
+// total (rows, outputs) += linear(gate * x), gate (B, inputs) the same for the `tokens` rows of an image
+inline void add_gated_linear(const Linear& layer, const float* x, const float* gate, int64_t rows, int64_t tokens,
+                             float* total, int threads) {
+    for_each_block(x, rows, layer, {-1.0f, gate, tokens}, threads, [&](int64_t row, int64_t column, Vec low, Vec high) {
+        write<true>(total + row * layer.outputs, column, layer.outputs, low, high);
+    });
+}
+
+// total (B, height, width, dim) += project(gate * GELU(depth-wise(GELU(expand(norm(x)))))). Each image goes through on one
+// thread; of few images, all threads take channels of each. `work` has room for a map and two vectors an image.
+void add_conv_branch(const ConvBranch& branch, int64_t images, const float* x, float* total, float* work, int threads) {
+    int64_t tokens = branch.tokens(), dim = branch.dim, map = tokens * dim;
+    bool apart = images % threads == 0 || images >= 4 * threads;
+    int64_t channels = apart ? dim : round_up((dim + threads - 1) / threads, PANEL), ranges = (dim + channels - 1) / channels;
+    float *middle = work, *mean = middle + images * map, *gate = mean + images * dim;
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
+    for (int64_t i = 0; i < images * ranges; i++) {
+        int64_t image = i / ranges, first = i % ranges * channels;
+        float *out = middle + image * map, *means = mean + image * dim, *gates = gate + image * dim;
+        expand_and_convolve(branch, x + image * map, first, std::min(first + channels, dim), out, means);
+        if (!apart) continue;
+        squeeze_excite(branch, means, gates);
+        add_gated_linear(branch.project, out, gates, tokens, tokens, total + image * map, 1);
+    }
+    if (apart) return;
+    for (int64_t i = 0; i < images; i++) squeeze_excite(branch, mean + i * dim, gate + i * dim);
+    add_gated_linear(branch.project, middle, gate, images * tokens, tokens, total, threads);
+}
+
 }  // namespace
 
 extern "C" {
@@ -185,38 +214,22 @@ void patchloom_cross_patch(float* x, const int64_t* shape, const float* weight, 
     }
 }
 
-// total (rows, outputs) += linear(gate * x), gate (B, inputs) the same for the `tokens` rows of an image
 void patchloom_gated_linear(const float* x, const float* gate, float* total, int64_t rows, int64_t tokens,
                             const float* weight, const float* bias, int64_t inputs, int64_t outputs, int threads) {
-    Linear layer{weight, bias, inputs, outputs};
-    for_each_block(x, rows, layer, {-1.0f, gate, tokens}, threads, [&](int64_t row, int64_t column, Vec low, Vec high) {
-        write<true>(total + row * outputs, column, outputs, low, high);
-    });
+    add_gated_linear({weight, bias, inputs, outputs}, x, gate, rows, tokens, total, threads);
 }
 
-// total (B, height, width, D) += project(gate * GELU(depth-wise(GELU(expand(norm(x))))): PatchConvNet's block. `weights` are
-// those of expand, depth-wise, squeeze, excite and project, each with its bias. Each image goes through on one thread; of
-// few images, all threads take channels of each. `work` has room for a map and two vectors an image.
-void patchloom_conv_branch(float* total, const float* x, float* work, const int64_t* shape, const float* const* weights,
-                           float eps, int threads) {
-    int64_t images = shape[0], tokens = shape[1] * shape[2], dim = shape[3], map = tokens * dim;
-    const ConvBranch branch{shape[1], shape[2], dim, shape[4], {weights[0], weights[1], dim, dim},
-                            {weights[8], weights[9], dim, dim}, weights[2], weights[3], weights[4], weights[5], weights[6],
-                            weights[7], eps};
-    bool apart = images % threads == 0 || images >= 4 * threads;
-    int64_t channels = apart ? dim : round_up((dim + threads - 1) / threads, PANEL), ranges = (dim + channels - 1) / channels;
-    float *middle = work, *mean = middle + images * map, *gate = mean + images * dim;
-#pragma omp parallel for schedule(dynamic) num_threads(threads)
-    for (int64_t i = 0; i < images * ranges; i++) {
-        int64_t image = i / ranges, first = i % ranges * channels;
-        float *out = middle + image * map, *means = mean + image * dim, *gates = gate + image * dim;
-        expand_and_convolve(branch, x + image * map, first, std::min(first + channels, dim), out, means);
-        if (!apart) continue;
-        squeeze_excite(branch, means, gates);
-        patchloom_gated_linear(out, gates, total + image * map, tokens, tokens, weights[8], weights[9], dim, dim, 1);
+// total (B, height, width, D) goes through PatchConvNet's blocks one after another; the first reads x, which may be total.
+// `shape` is B, height, width, D, channels squeezed to, blocks; `weights` are those of expand, depth-wise, squeeze, excite
+// and project of each block, each with its bias.
+void patchloom_conv_branches(float* total, const float* x, float* work, const int64_t* shape, const float* const* weights,
+                             float eps, int threads) {
+    int64_t dim = shape[3];
+    for (int64_t i = 0; i < shape[5]; i++, weights += 10, x = total) {
+        ConvBranch branch{shape[1], shape[2], dim, shape[4], {weights[0], weights[1], dim, dim},
+                          {weights[8], weights[9], dim, dim}, weights[2], weights[3], weights[4], weights[5], weights[6],
+                          weights[7], eps};
+        add_conv_branch(branch, shape[0], x, total, work, threads);
     }
-    if (apart) return;
-    for (int64_t i = 0; i < images; i++) squeeze_excite(branch, mean + i * dim, gate + i * dim);
-    patchloom_gated_linear(middle, gate, total, images * tokens, tokens, weights[8], weights[9], dim, dim, threads);
 }
 }

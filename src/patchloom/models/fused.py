@@ -49,6 +49,8 @@ def fuse(model: nn.Module, class_token_only: bool = True, kernels: bool = True) 
         for block in stage:
             for name, residual in block.named_children():
                 setattr(block, name, fuse_residual(residual, kernels))
+    if kernels and (convs := column_of(network.blocks)):
+        network.blocks = nn.ModuleList([FusedColumn(convs)])
     if kernels and (stages := stages_of(network.stem)):
         network.stem = FusedStem(stages)
     return network
@@ -105,14 +107,18 @@ class FusedResidual(nn.Module):
         self.branches = nn.ModuleList(branches)
 
     def forward(self, x: Tensor, queries: int | None = None) -> Tensor:
-        if x.requires_grad:
-            raise PatchloomError("A fused copy is for inference: take gradients of the network that it was made from.")
-        total = x = x.contiguous()
+        total = x = _for_inference(x)
         if queries is not None or len(self.branches) > 1:
             total = x[:, :queries].clone()
         for branch in self.branches:
             total = branch(total, x, queries)
         return total
+
+
+def _for_inference(x: Tensor) -> Tensor:
+    if x.requires_grad:
+        raise PatchloomError("A fused copy is for inference: take gradients of the network that it was made from.")
+    return x.contiguous()
 
 
 class FusedAttention(nn.Module):
@@ -249,16 +255,37 @@ class FusedConv(nn.Module):
         self.kernels = kernels and len(self.excite_bias) % LANES == 0
         self.project = FoldedLinear(*fold_output(conv.project, branch.scale), kernels)
 
+    def weights(self) -> list[Tensor]:
+        """As the kernel takes them."""
+        first = [self.expand.weight, self.expand.bias, self.taps, cast(Tensor, self.depthwise.bias)]
+        return [*first, *self.gates(), self.project.weight, self.project.bias]
+
+    def gates(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.squeeze, self.squeeze_bias, self.excite, self.excite_bias
+
     def forward(self, total: Tensor, x: Tensor, _: int | None = None) -> Tensor:
-        gates = (self.squeeze, self.squeeze_bias, self.excite, self.excite_bias)
         if self.kernels:
-            sides = (self.expand.weight, self.expand.bias, self.taps, self.depthwise.bias, *gates)
-            weights = [*sides, self.project.weight, self.project.bias]
-            torch.ops.patchloom.conv_branch_(total, None if x is total else x, weights, self.eps)
+            torch.ops.patchloom.conv_branches_(total, None if x is total else x, self.weights(), self.eps)
             return total
+        gates = self.gates()
         y = torch.ops.aten.gelu_(convolve(self.depthwise, self.expand(x, self.eps, activate=True)))
         squeezed = F.relu(torch.addmm(gates[1], y.mean(dim=(1, 2)), gates[0]))
         return self.project.add_to(total, y, torch.addmm(gates[3], squeezed, gates[2]).sigmoid())
+
+
+class FusedColumn(nn.Module):
+    """A PatchConvNet's blocks, one after another in one call of the kernel."""
+
+    def __init__(self, branches: list[FusedConv]) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(branches)
+        self.eps = branches[0].eps
+
+    def forward(self, x: Tensor, _: int | None = None) -> Tensor:
+        x = _for_inference(x)
+        weights = [weight for branch in self.branches for weight in cast(FusedConv, branch).weights()]
+        torch.ops.patchloom.conv_branches_(x, None, weights, self.eps)
+        return x
 
 
 class FusedStem(nn.Module):
@@ -340,6 +367,17 @@ def fuse_residual(residual: nn.Module, kernels: bool) -> nn.Module:
         return residual
     branches = [branch for branch in residual.branches if isinstance(branch, Branch)]
     return FusedResidual([fuse_branch(branch, kernels) for branch in branches])
+
+
+def column_of(blocks: nn.ModuleList) -> list[FusedConv]:
+    """The branches of blocks that are each a PatchConvNet's; none if there is a block of another kind."""
+    found: list[FusedConv] = []
+    for block in blocks:
+        branches = [branch for child in block.children() for branch in getattr(child, "branches", [None])]
+        if len(branches) != 1 or not isinstance(branches[0], FusedConv) or not branches[0].kernels:
+            return []
+        found += branches
+    return found
 
 
 def fuse_branch(branch: Branch, kernels: bool) -> nn.Module:
