@@ -1,6 +1,7 @@
 """Inference beside timm's eager networks and PatchConvNet's published form: the cases of docs/results/inference.md.
 
-    python benchmarks/inference.py [--models NAME ...] [--rounds 15] [--compiled] [--json FILE] [--compare FILE]
+    python benchmarks/inference.py [--models NAME ...] [--rounds 15] [--compiled] [--roofline PNG] [--json FILE]
+        [--compare FILE]
 
 `patchloom bench` measures one network in the same way. `--compiled` sets ours beside timm through torch.compile as
 well, which takes minutes to compile.
@@ -12,15 +13,17 @@ import argparse
 import sys
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 import patchloom
 import script
+from patchloom.benching.charts import draw_roofline
 from patchloom.benching.inference import measure
 from patchloom.benching.peers import pair
-from patchloom.benching.timing import interleaved, ratio
+from patchloom.benching.timing import copy_rate, gemm_rate, interleaved, ratio
 
 
 class Case(NamedTuple):
@@ -61,11 +64,15 @@ def beside_compiled(name: str, rounds: int, batch: int = 8, size: int = 224) -> 
 
 
 def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    rows = []
     for case in CASES:
         if case.model in options.models:
             how = {"batch": options.batch or case.batch, "size": case.size, "rounds": options.rounds}
             # the rate of a product is that of the same moment: on a shared machine it moves
-            yield shown(measure(case.model, case.against, **how, memory=not options.no_memory))
+            rows.append(shown(measure(case.model, case.against, **how, memory=not options.no_memory)))
+            yield rows[-1]
+    if options.roofline:
+        draw_roofline(rows, gemm_rate(), copy_rate(), options.roofline)
     for name in COMPILED if options.compiled else ():
         yield shown(beside_compiled(name, options.rounds))
 
@@ -90,4 +97,5 @@ if __name__ == "__main__":
     parser.add_argument("--batch", type=int, help="instead of the case's own")
     parser.add_argument("--no-memory", action="store_true")
     parser.add_argument("--compiled", action="store_true")
+    parser.add_argument("--roofline", type=Path, help="a picture of what limits each network")
     script.run(parser.parse_args(), measured)

@@ -28,22 +28,25 @@ def draw_scaling(rows: Sequence[dict[str, Any]], along: str, path: Path) -> None
 
 
 def draw_roofline(rows: Sequence[dict[str, Any]], peak: float, copying: float, path: Path) -> None:
-    """Each network's rate of arithmetic over its intensity, under what the machine's products and memory allow.
+    """Each network's share of the rate of a large product over its intensity, under what products and memory allow.
 
     Intensity counts every weight and every operator's output once, read and written in float32: what would go through
-    memory if no cache held anything between operators.
+    memory if no cache held anything between operators. The share counts the whole network, also where the last block
+    is computed for the class token only.
     """
-    figure = new_figure(7, 4.5)
+    figure = new_figure(8, 4.5)
     axis = figure.subplots()
-    intensity = [2.0**i for i in range(-1, 11)]
-    axis.loglog(intensity, [min(peak, x * copying) / 1e9 for x in intensity], "k-", label="the machine")
-    for row in rows:
+    intensity = [2.0 ** (i / 4) for i in range(-4, 29)]
+    axis.semilogx(intensity, [min(1.0, x * copying / peak) for x in intensity], "k-", label="products and memory")
+    for number, row in enumerate(rows):
         cost = complexity(row["model"], row["size"])
         x = cost.macs * row["batch"] / (4 * (cost.params + 2 * cost.activations * row["batch"]))
-        for who, mark in (("ours", "o"), ("theirs", "s")):
-            if who in row:
-                axis.plot(x, row[who]["share"] * peak / 1e9, mark, color="C0" if who == "ours" else "C1")
-        axis.annotate(f"{row['model']}@{row['size']}", (x, row["ours"]["share"] * peak / 1e9), fontsize=7)
-    axis.set(xlabel="multiply-accumulates a byte", ylabel="billion multiply-accumulates a second")
-    axis.set_title("blue: patchloom, fused; orange: peer", fontsize=9)
+        shares = [row[who]["share"] for who in ("ours", "theirs") if who in row]
+        label, color = f"{row['model']}, {row['size']} px", f"C{number}"
+        axis.plot([x] * len(shares), shares, "-", color=color, linewidth=1)
+        axis.plot(x, shares[0], "o", color=color, label=label)
+        axis.plot([x] * len(shares[1:]), shares[1:], "o", color=color, markerfacecolor="white")
+    axis.set(xlabel="multiply-accumulates a byte", ylabel="share of a large product's rate", ylim=(0, None))
+    axis.set_title("filled: patchloom, fused; hollow: its peer", fontsize=9)
+    axis.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
     save_figure(figure, path)
