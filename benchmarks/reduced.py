@@ -31,6 +31,7 @@ from patchloom.tasks.evaluate import expand_images
 from patchloom.training.precision import survives
 
 Form = Callable[[Tensor], Tensor]
+AMX = {"freezing": True, "max_autotune": True, "max_autotune_gemm_backends": "CPP,ATEN"}  # inductor's own products
 
 
 def forms(network: Network, folder: Path) -> dict[str, Form]:
@@ -42,7 +43,7 @@ def forms(network: Network, folder: Path) -> dict[str, Form]:
         artefact.write(path, {})
         found[f"{to}, {'int8' if int8 else 'float32'}"] = _run(artefact.open(path))
     if torch.cpu._is_avx512_bf16_supported() and survives("bf16"):
-        compiled = torch.compile(copy.deepcopy(network).bfloat16())
+        compiled = torch.compile(copy.deepcopy(network).bfloat16().requires_grad_(False), options=AMX)
         found["torch.compile, bfloat16"] = lambda images: compiled(images.bfloat16()).float()
     else:
         print("bfloat16 is left out: this processor has no instructions for it, or they do not work")

@@ -19,7 +19,9 @@ def parser(doc: str, rounds: int, threads: int = 2) -> argparse.ArgumentParser:
     made.add_argument("--rounds", type=int, default=rounds)
     made.add_argument("--threads", type=int, default=threads)
     made.add_argument("--json", type=Path, help="keep the figures here")
-    made.add_argument("--compare", type=Path, help="figures kept earlier: fail when a ratio fell by more than 7 %%")
+    made.add_argument(
+        "--compare", type=Path, help="figures kept earlier: fail when one got worse by more than the noise"
+    )
     return made
 
 

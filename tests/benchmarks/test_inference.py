@@ -25,9 +25,9 @@ def test_it_measures_both_sides_and_notices_a_slowdown(tmp_path: Path) -> None:
         assert row["difference"] < 1e-5, "the two networks are not the same function"
         assert 0.2 < row["ratio"] < 5
     again = ("--models", "deit_tiny", *quick, "--compare", str(kept))
-    kept.write_text(json.dumps({"rows": [{**rows[0], "ratio": 0.1}]}))
+    kept.write_text(json.dumps({"rows": [{**rows[0], "ratio": 0.1, "latency_ratio": 0.1}]}))
     assert run(*again).returncode == 0
     kept.write_text(json.dumps({"rows": [{**rows[0], "ratio": 100.0}]}))
     done = run(*again)
     assert done.returncode != 0
-    assert "slower than recorded" in done.stderr
+    assert "worse than recorded" in done.stderr

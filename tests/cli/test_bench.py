@@ -49,10 +49,12 @@ def test_a_fall_of_the_ratio_fails(tmp_path: Path, capsys: pytest.CaptureFixture
     words = ("patchconvnet_nano", "--against", "published", *QUICK)
     found = bench(capsys, *words)
     kept = tmp_path / "kept.json"
-    kept.write_text(json.dumps({"rows": [{**found["rows"][0], "ratio": 0.01}]}))
+    kept.write_text(json.dumps({"rows": [{**found["rows"][0], "ratio": 0.01, "latency_ratio": 0.01}]}))
     bench(capsys, *words, "--compare", str(kept))
     kept.write_text(json.dumps({"rows": [{**found["rows"][0], "ratio": 100.0}]}))
-    assert "slower than recorded" in refused(capsys, *words, "--compare", str(kept))
+    assert "worse than recorded by more than the noise band: patchconvnet_nano: ratio" in refused(
+        capsys, *words, "--compare", str(kept)
+    )
 
 
 @pytest.mark.parametrize(

@@ -184,3 +184,25 @@ def test_a_fused_copy_is_refused(tmp_path: Path) -> None:
     model: Network = patchloom.fuse(patchloom.create_model("resmlp_nano", num_classes=3, depth=1), kernels=False)
     with pytest.raises(PatchloomError, match="export the network that it was made from"):
         exporter.export(model, "torch", tmp_path / "a.pt2")
+
+
+@pytest.mark.parametrize("to", ["onnx", "openvino", "torch", "safetensors", "timm", "official"])
+def test_only_an_earlier_export_is_replaced(to: str, weights: Path, tmp_path: Path) -> None:
+    for package in formats.FORMATS[to].packages:
+        pytest.importorskip(package, reason=f"{package} is not installed")
+    out = (tmp_path / "model").with_suffix(formats.FORMATS[to].suffixes[0])
+    precious = out.with_suffix(".bin") if to == "openvino" else out
+    precious.write_bytes(weights.read_bytes())
+    with pytest.raises(PatchloomError, match="is no export: it is not written over"):
+        exporter.export(weights, to, out)
+    assert precious.read_bytes() == weights.read_bytes()
+    precious.unlink()
+    assert not exporter.export(weights, to, out).replaced
+    assert exporter.export(weights, to, out).replaced
+
+
+def test_what_is_exported_is_not_written_over(weights: Path, tmp_path: Path) -> None:
+    first = tmp_path / "first.safetensors"
+    exporter.export(weights, "safetensors", first)
+    with pytest.raises(PatchloomError, match="is what is exported"):
+        exporter.export(first, "safetensors", first)

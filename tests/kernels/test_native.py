@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,15 @@ def _tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 ODD = [1, 5, 6, 7, 23, 61, 200]
 
 
+@pytest.fixture(params=[1, 2, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("rows", ODD)
 @pytest.mark.parametrize(("inputs", "outputs"), [(3, 1), (48, 17), (300, 64), (768, 33)])
 @pytest.mark.parametrize("eps", [-1.0, 1e-6])
@@ -124,6 +134,8 @@ def test_the_operators_pass_torchs_own_checks() -> None:
     mixes = [torch.randn(3, 3, requires_grad=True), torch.randn(3, 3, requires_grad=True)]
     shift = torch.randn(3, requires_grad=True)
     torch.library.opcheck(ops.talking_heads.default, (q, k, v, *mixes, shift), atol=1e-4, rtol=1e-4)
+    given = [x.detach() for x in (torch.randn(2, 5, 24), q, k, v, *mixes, shift)]
+    torch.library.opcheck(ops.talking_heads_back.default, tuple(given), atol=1e-4, rtol=1e-4)
     weight, bias = native.pack(torch.randn(9, 4)), native.padded(torch.randn(9))
     torch.library.opcheck(ops.linear.default, (torch.randn(2, 4), weight, bias, 9, -1.0, True))
     torch.library.opcheck(ops.attention.default, (q.detach(), k.detach(), v.detach(), 1.0))
@@ -137,6 +149,7 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         ops.attention(q, q[:, :1], q[:, :1], 1.0)
 
 
+@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize(("side", "step", "padding"), [(3, 2, 1), (4, 4, 0), (5, 1, 2), (2, 3, 4)])
 @pytest.mark.parametrize("activate", [False, True])
 def test_convolution(side: int, step: int, padding: int, activate: bool) -> None:
@@ -149,6 +162,7 @@ def test_convolution(side: int, step: int, padding: int, activate: bool) -> None
     assert ops.convolution(*shapes, 19, side, step, padding, activate).shape == got.shape
 
 
+@pytest.mark.usefixtures("threads")
 def test_cross_patch() -> None:
     x, weight = torch.randn(3, 29, 21), torch.randn(29, 29)
     channels, patches = torch.randn(3, 21), torch.randn(2, 29)
@@ -159,8 +173,8 @@ def test_cross_patch() -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (2, 5, 7), (3, 14, 14), (8, 3, 2)])
-@pytest.mark.parametrize("threads", [1, 2])
-def test_conv_branch(shape: tuple[int, int, int], threads: int) -> None:
+@pytest.mark.usefixtures("threads")
+def test_conv_branch(shape: tuple[int, int, int]) -> None:
     branch, x = stir(ConvBranch(64)).double(), torch.randn(*shape, 64)
     want = x + branch.plain(F.layer_norm(x.double(), (64,), eps=1e-6)).float()
     branch.float()
@@ -170,13 +184,8 @@ def test_conv_branch(shape: tuple[int, int, int], threads: int) -> None:
     for layer in (gates.conv_reduce, gates.conv_expand):
         weights += [layer.weight.flatten(1).t().contiguous(), layer.bias]
     weights += [native.pack(branch.project.weight.flatten(1)), native.padded(branch.project.bias)]
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        total = x.clone()
-        ops.conv_branches_(total, None, [weight.detach() for weight in weights], 1e-6)
-    finally:
-        torch.set_num_threads(before)
+    total = x.clone()
+    ops.conv_branches_(total, None, [weight.detach() for weight in weights], 1e-6)
     assert_close(total, want.detach(), 2e-6)
 
 
@@ -215,6 +224,38 @@ def test_a_build_without_a_compiler_is_one_sentence(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     assert "no C++ compiler" in build.build(tmp_path)
-    monkeypatch.setenv("CXX", "/bin/false")
-    assert "could not be compiled" in build.build(tmp_path)
-    assert not list(tmp_path.iterdir())
+    for compiler in ("/bin/false", "/nowhere/g++", "/usr/bin/env false"):
+        monkeypatch.setenv("CXX", compiler)
+        (tmp_path / "networks-avx2-old.so").touch()
+        assert "could not be compiled" in build.build(tmp_path)
+        assert not list(tmp_path.iterdir())
+
+
+def test_what_a_kernel_cannot_take_is_refused() -> None:
+    x, weight, bias = torch.randn(4, 32), native.pack(torch.randn(32, 32)), torch.zeros(32)
+    for wrong in (
+        (x.double(), weight, bias),
+        (x, weight[:, :5], bias),
+        (x, weight, bias[:5]),
+        (x[:, :9], weight, bias),
+    ):
+        with pytest.raises(ValueError, match=r"float32|Linear of"):
+            ops.linear(*wrong, 32, -1.0, False)
+    with pytest.raises(ValueError, match="contiguous"):
+        ops.linear_(torch.zeros(32, 4).t(), x, weight, bias, None)
+
+
+def test_the_gradient_of_a_gradient_of_talking_heads() -> None:
+    inputs = [torch.randn(1, 2, 3, 4) for _ in range(3)] + [torch.randn(2, 2), torch.randn(2, 2), torch.randn(2)]
+
+    def second(attend: Callable[..., Tensor]) -> tuple[Tensor, ...]:
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        first = torch.autograd.grad(attend(*leaves).sin().sum(), leaves, create_graph=True)
+        return torch.autograd.grad(sum(g.square().sum() for g in first), leaves)
+
+    def plain(q: Tensor, k: Tensor, v: Tensor, before: Tensor, after: Tensor, shift: Tensor) -> Tensor:
+        scores = torch.einsum("gh,bhqk->bgqk", before, q @ k.mT).softmax(-1)
+        return ((torch.einsum("gh,bhqk->bgqk", after, scores) + shift[:, None, None]) @ v).transpose(1, 2).flatten(2)
+
+    for got, want in zip(second(ops.talking_heads), second(plain), strict=True):
+        assert_close(got, want, 1e-4)

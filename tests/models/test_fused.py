@@ -36,6 +36,7 @@ NETWORKS: list[tuple[str, dict[str, Any]]] = [
     ("resmlp_nano", {"norm": "layer"}),
     ("resmlp_nano", {"aggregation": "class_mlp"}),
     *[("resmlp_nano", {"mixing": mixing}) for mixing in ("none", "mlp", "conv", "depthwise", "separable")],
+    ("resnet18_attention_pool", {}),
     ("patchconvnet_nano", {}),
     ("patchconvnet_nano", {"norm": "batch", "queries": "per_class"}),
     ("patchconvnet_nano", {"aggregation": "average", "stem": "linear"}),
@@ -82,6 +83,74 @@ def test_what_is_no_number_stays_none(name: str) -> None:
     logits = fused(images)
     assert logits[0].isnan().all()
     assert logits[1].isfinite().all()
+
+
+FAMILIES = ["deit_nano", "cait_nano", "resmlp_nano", "patchconvnet_nano"]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_under_autocast_and_for_no_image(name: str) -> None:
+    model, images = network(name, {}), torch.randn(2, 3, 32, 32)
+    fused = patchloom.fuse(model)
+    assert fused(images[:0]).shape == (0, 6)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_close(fused(images).float(), model(images).float().detach(), 0.05)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_it_stays_in_its_precision_and_place(name: str) -> None:
+    fused = patchloom.fuse(network(name, {}))
+    for convert in (fused.double, fused.bfloat16, lambda: fused.to("meta")):
+        with pytest.raises(patchloom.PatchloomError, match=r"stays torch\.float32 on cpu"):
+            convert()
+    fused.to("cpu", torch.float32)
+    elsewhere = patchloom.fuse(network(name, {}).to("meta"))
+    assert elsewhere(torch.empty(2, 3, 32, 32, device="meta")).shape == (2, 6)
+    half = patchloom.fuse(network(name, {}).bfloat16())
+    assert half(torch.randn(2, 3, 32, 32).bfloat16()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_hooks_are_heard_and_keep_what_they_saw(name: str) -> None:
+    model, images = network(name, {}), torch.randn(2, 3, 32, 32)
+    seen: list[torch.Tensor] = []
+    for module in (model.stem, model.stem.proj, *model.blocks):
+        module.register_forward_hook(lambda _, __, out: seen.append(out))
+    model(images)
+    want = [out.detach().clone() for out in seen]
+    seen.clear()
+    patchloom.fuse(model)(images)
+    whole = len(want) - (name == "deit_nano")  # of whose last block only the class token is computed
+    for got, wanted in zip(seen[:whole], want[:whole], strict=True):
+        assert_close(got, wanted, 1e-5)
+
+
+def test_a_second_fusing_may_choose_again() -> None:
+    fused = patchloom.fuse(network("deit_nano", {}))
+    assert not patchloom.fuse(fused, class_token_only=False).class_token_only
+    with pytest.raises(patchloom.PatchloomError, match="fuse the network that it was made from"):
+        patchloom.fuse(fused, kernels=False)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_stand_in_for_a_part_stays(name: str) -> None:
+    class Doubled(nn.Module):
+        def __init__(self, part: nn.Module) -> None:
+            super().__init__()
+            self.part = part
+
+        def forward(self, *given: Any) -> torch.Tensor:
+            return 2 * self.part(*given)
+
+    images = torch.randn(2, 3, 32, 32)
+    for change in (
+        lambda model: setattr(model, "stem", Doubled(model.stem)),
+        lambda model: model.blocks.__setitem__(0, Doubled(model.blocks[0])),
+        lambda model: setattr(model.blocks[0].mixing.branches[0].fn, "forward", torch.zeros_like),
+    ):
+        model = network(name, {})
+        change(model)
+        assert_close(patchloom.fuse(model)(images), model(images).detach(), 1e-5)
 
 
 def test_images_are_left_as_they_are() -> None:

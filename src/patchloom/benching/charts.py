@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from patchloom.models.complexity import complexity
 from patchloom.tasks.figures import new_figure, save_figure
 
 _LABELS = {"ours": "patchloom, fused", "theirs": "peer"}
@@ -39,8 +38,8 @@ def draw_roofline(rows: Sequence[dict[str, Any]], peak: float, copying: float, p
     intensity = [2.0 ** (i / 4) for i in range(-4, 29)]
     axis.semilogx(intensity, [min(1.0, x * copying / peak) for x in intensity], "k-", label="products and memory")
     for number, row in enumerate(rows):
-        cost = complexity(row["model"], row["size"])
-        x = cost.macs * row["batch"] / (4 * (cost.params + 2 * cost.activations * row["batch"]))
+        macs, params, activations = (row["cost"][key] for key in ("macs", "params", "activations"))
+        x = macs * row["batch"] / (4 * (params + 2 * activations * row["batch"]))
         shares = [row[who]["share"] for who in ("ours", "theirs") if who in row]
         label, color = f"{row['model']}, {row['size']} px", f"C{number}"
         axis.plot([x] * len(shares), shares, "-", color=color, linewidth=1)

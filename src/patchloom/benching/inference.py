@@ -31,20 +31,22 @@ def measure(
     """One row: the fused network and, with `against`, its peer, in turn; at `batch` images and at one.
 
     `ours` and `theirs` have throughput (images a second), latency_ms (one image), share (of the rate of a large
-    matrix product, `peak` MACs a second) and memory_mb (what one forward adds to a fresh process, Linux only).
+    matrix product, `peak` MACs a second, by the arithmetic of the whole network) and memory_mb (what one forward adds
+    to a fresh process, Linux only).
     """
     torch.manual_seed(0)
     plain, peer = pair(name, against, size, depth)
     networks = {"ours": fuse(plain), **({} if peer is None else {"theirs": peer})}
-    work, peak = complexity(plain).macs, peak or gemm_rate()
+    cost, peak = complexity(plain), peak or gemm_rate()
     row: dict[str, Any] = {"model": name, "peer": against, "batch": batch, "size": size, "depth": plain.config.depth}
+    row["cost"] = {"macs": cost.macs, "params": cost.params, "activations": cost.activations}
     times = {images: _times(networks, torch.randn(images, 3, size, size), rounds) for images in {batch, 1}}
     for who in networks:
         seconds = statistics.median(times[batch][who])
         row[who] = {
             "throughput": batch / seconds,
             "latency_ms": statistics.median(times[1][who]) * 1e3,
-            "share": work * batch / seconds / peak,
+            "share": cost.macs * batch / seconds / peak,
             "memory_mb": peak_memory(name, who, against, batch, size, depth) if memory else None,
         }
     if peer is not None:
@@ -83,7 +85,7 @@ def _peak_memory(
     network = fuse(plain) if who == "ours" else peer
     assert network is not None
     images = torch.randn(batch, 3, size, size)
-    network(images[:1, :, :size, :size])  # what a first call sets up is not the forward's
+    network(images[:1])  # what a first call sets up is not the forward's
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before = _megabytes("VmRSS")
     network(images)

@@ -58,28 +58,18 @@ def stir(model: nn.Module) -> None:
         parameter.add_(torch.randn_like(parameter) * 0.02)
 
 
-def published_form(model: Network, channels_first: bool = False) -> nn.Module:
-    """A PatchConvNet with a permute on either side of every block, and a separate scale and addition.
-
-    channels_first   each block works on a channels-first copy, as its published description has it; else on the view
-                     that a permute gives, as the authors' code does, with the stem's strides kept in the stream
-    """
+def published_form(model: Network) -> nn.Module:
+    """A PatchConvNet as the authors' code computes it: a permute on either side of every block, scale and addition
+    apart."""
     if model.config.family != "patchconvnet":
         raise PatchloomError(f"--against published is for PatchConvNet, not for {model.config.name}: choose timm.")
     model = copy.deepcopy(model)
     for module in model.modules():
-        if isinstance(module, ConvBranch) and channels_first:
-            module.forward = partial(_channels_first, module)  # type: ignore[method-assign]
-        elif isinstance(module, ConvBranch | Stem):
+        if isinstance(module, ConvBranch | Stem):
             module.forward = module.plain  # type: ignore[method-assign]
         elif isinstance(module, LayerScale):
             module.forward = partial(_separately, module)  # type: ignore[method-assign]
     return model
-
-
-def _channels_first(branch: ConvBranch, x: Tensor) -> Tensor:
-    """The branch on a map (B, height, width, D) laid out so that its permute to (B, D, height, width) is contiguous."""
-    return branch.plain(x.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1))
 
 
 def _separately(scale: LayerScale, total: Tensor, y: Tensor) -> Tensor:

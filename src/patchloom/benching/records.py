@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,7 +16,8 @@ from patchloom.benching.timing import copy_rate, gemm_rate
 from patchloom.errors import PatchloomError
 from patchloom.kernels.native import why_not
 
-NOISE_BAND = 0.07
+# how far a figure may fall below the recorded one before it counts; below zero, how far one may rise that is best low
+BANDS = {"ratio": 0.07, "latency_ratio": 0.15, "cpu_ratio": 0.07, "kept": -0.07, "agreement": 0.02}
 Row = Mapping[str, Any]
 
 
@@ -53,24 +55,28 @@ def keep(rows: Sequence[Row], about: Mapping[str, Any], path: Path) -> None:
 def read_recorded(path: str | Path) -> list[Row]:
     """The rows of a file that `keep` wrote, those that have a peer."""
     try:
-        return [row for row in json.loads(Path(path).read_text())["rows"] if isinstance(row["ratio"], float)]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return [row for row in json.loads(Path(path).read_text())["rows"] if row.get("ratio") is not None]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise PatchloomError(f"{path} is not a file of kept figures ({error!r}).") from error
 
 
 def compare(rows: Sequence[Row], recorded: Sequence[Row]) -> None:
-    """Raise when a ratio is below the recorded one of the same case by more than the noise band."""
-    before = {_case(row): row["ratio"] for row in recorded}
-    shared = [row for row in rows if _case(row) in before and "ratio" in row]
+    """Raise when a figure is worse than the recorded one of the same case by more than its noise band."""
+    before = {_case(row): row for row in recorded}
+    shared = [(row, before[_case(row)]) for row in rows if _case(row) in before]
     if not shared:
         raise PatchloomError("None of the cases measured is among those recorded: nothing was compared.")
-    slower = [
-        f"{row['model']}: {row['ratio']:.2f}, recorded {before[_case(row)]:.2f}"
-        for row in shared
-        if row["ratio"] < before[_case(row)] * (1 - NOISE_BAND)
+    if new := [str(row["model"]) for row in rows if _case(row) not in before]:
+        print(f"not compared, as not recorded: {', '.join(new)}", file=sys.stderr)
+    worse = [
+        f"{now['model']}: {figure} {now[figure]:.2f}, recorded {then[figure]:.2f}"
+        for now, then in shared
+        for figure, band in BANDS.items()
+        if then.get(figure) is not None and now.get(figure) is not None
+        if not (now[figure] >= then[figure] * (1 - band) if band > 0 else now[figure] <= then[figure] * (1 - band))
     ]
-    if slower:
-        raise PatchloomError("slower than recorded by more than the noise band: " + "; ".join(slower))
+    if worse:
+        raise PatchloomError("worse than recorded by more than the noise band: " + "; ".join(worse))
 
 
 def _case(row: Row) -> tuple[Any, ...]:

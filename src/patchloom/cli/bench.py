@@ -23,7 +23,9 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=_positive, help="default: all cores")
     parser.add_argument("--no-memory", action="store_true", help="leave out the memory, which starts a process a row")
     parser.add_argument("--out", metavar="DIR", help="a folder for the figures' JSON and pictures")
-    parser.add_argument("--compare", metavar="JSON", help="fail when a ratio is below this earlier one's by over 7 %%")
+    parser.add_argument(
+        "--compare", metavar="JSON", help="fail when a figure is worse than this earlier one's by more than noise"
+    )
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.set_defaults(run=run)
 

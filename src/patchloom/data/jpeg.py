@@ -6,13 +6,14 @@ pieces. What is not a plain upright photo in colour or grey, or not whole, is le
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
 
 import numpy as np
-from PIL import Image, features
+from PIL import Image
 
 _ORIENTATION = 0x0112  # the EXIF tag
 _UPRIGHT = (None, 1)
@@ -21,15 +22,22 @@ Box = tuple[int, int, int, int]  # left, top, right, bottom
 
 @cache
 def _simplejpeg() -> ModuleType | None:
-    """None where it is missing, or where Pillow's JPEG library is another or an old one, which rounds differently."""
-    turbo = features.version_feature("libjpeg_turbo") or "0"
-    if int(turbo.split(".")[0]) < 3:
-        return None
+    """None where it is missing, or where its pixels are not those of this Pillow, whose JPEG library may be another."""
     try:
         import simplejpeg
     except ImportError:
         return None
-    return simplejpeg
+    return simplejpeg if all(_alike(simplejpeg, progressive) for progressive in (False, True)) else None
+
+
+def _alike(library: ModuleType, progressive: bool) -> bool:
+    """Whether both decode a picture of noise, with its colours at half size, alike."""
+    noise = np.random.default_rng(0).integers(0, 256, (9, 13, 3), dtype=np.uint8)
+    noise = noise.repeat(5, axis=0).repeat(3, axis=1)
+    file = io.BytesIO()
+    Image.fromarray(noise).save(file, "JPEG", quality=75, subsampling="4:2:0", progressive=progressive)
+    with Image.open(file) as image:
+        return np.array_equal(np.asarray(image), library.decode_jpeg(file.getvalue(), colorspace="RGB"))
 
 
 def available() -> bool:

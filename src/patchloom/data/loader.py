@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import signal
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -150,7 +151,9 @@ def _quiet_worker(_: int) -> None:
 
 def _keep_memory() -> None:
     """Pictures come and go by the hundred a second: glibc is told not to give their memory back each time."""
-    with suppress(OSError, AttributeError):
+    if sys.platform != "linux":
+        return
+    with suppress(OSError, AttributeError):  # another C library
         allocator = ctypes.CDLL(None)
         allocator.mallopt(_M_MMAP_THRESHOLD, _KEPT)
         allocator.mallopt(_M_TRIM_THRESHOLD, _KEPT)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import glob
 import math
+import mmap
 import os
-import tempfile
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -23,13 +25,7 @@ from patchloom.weights.load import load
 
 TOLERANCE = 1e-4  # the largest difference of a logit, as a part of the largest logit
 INT8_TOLERANCE = 0.1  # the part of images whose likeliest class may be another
-_BEGINNINGS = {  # where in a file, and with what, each kind begins
-    ".onnx": (0, b"\x08"),
-    ".xml": (0, b"<?xml"),
-    ".pt2": (0, b"PK"),
-    ".pth": (0, b"PK"),
-    ".safetensors": (8, b"{"),
-}
+MARK = "patchloom_export"  # in every file that was written here
 
 Source = Network | str | PathLike[str]
 
@@ -76,18 +72,34 @@ def export(
     base                 of a delta: the weights that it was made from
     """
     form = find_format(to, int8, with_preprocessing)
-    path = _checked_path(out, to, form, model)
+    path = _checked_path(out, to, form)
+    _refuse_sources(path, model, base)
+    _refuse_other_files(path, to)
     bound = _checked_tolerance(tolerance, int8)
     pictures = find_pictures(images, model)
     request = Request(_network(model, base), int8, with_preprocessing)
     replaced = path.exists()
     try:
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-            found = _write_checked(request, to, path, Path(folder), pictures, bound)
-            size = _move(Path(folder), path)
+        with _draft_folder(path) as folder:
+            found = _write_checked(request, to, path, folder, pictures, bound)
+            size = _move(folder, path)
     except OSError as error:
         raise PatchloomError(f"{path} cannot be written: {error.strerror or error}.") from error
     return Report(to, str(path), size, found.difference, found.agreement, bound, found.images, found.sizes, replaced)
+
+
+@contextmanager
+def _draft_folder(path: Path) -> Iterator[Path]:
+    """A folder beside the file; those of exports that were killed are taken away."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*"):
+        if left.suffix[1:].isdigit() and not Path("/proc", left.suffix[1:]).exists():
+            shutil.rmtree(left, ignore_errors=True)
+    folder = path.with_name(f".{path.name}.{os.getpid()}")
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _write_checked(
@@ -99,7 +111,7 @@ def _write_checked(
         artefact.write(draft, {})
         found = compare(request, artefact.open(draft), pictures)
     _refuse_wrong(found, path, bound, request.int8)
-    artefact.write(draft, {**found.to_json(), "tolerance": bound})
+    artefact.write(draft, {**found.to_json(), "tolerance": bound, MARK: to})
     return found
 
 
@@ -130,9 +142,9 @@ def _checked_tolerance(tolerance: float | None, int8: bool) -> float:
     return tolerance
 
 
-def _checked_path(out: str | PathLike[str], to: str, form: Format, model: Source) -> Path:
+def _checked_path(out: str | PathLike[str], to: str, form: Format) -> Path:
     """Where the file may be written: told before anything is computed."""
-    path = Path(out)
+    path = Path(out).resolve() if Path(out).is_symlink() else Path(out)
     if path.suffix not in form.suffixes:
         raise PatchloomError(f"A file for {to} ends in {' or '.join(form.suffixes)}, not {path.name!r}.")
     if not path.parent.is_dir():
@@ -142,26 +154,34 @@ def _checked_path(out: str | PathLike[str], to: str, form: Format, model: Source
     for there in (path, path.with_suffix(".bin")) if to == "openvino" else (path,):
         if there.is_dir():
             raise PatchloomError(f"{there} is a folder; --out names a file.")
-    if path.exists():
-        _refuse_other_file(path, model)
     return path
 
 
-def _refuse_other_file(path: Path, model: Source) -> None:
-    """An earlier export may be replaced; other files, and the weights that are exported, may not."""
-    start, beginning = _BEGINNINGS[path.suffix]
+def _refuse_other_files(path: Path, to: str) -> None:
+    """An earlier export may be replaced; other files may not. OpenVINO's weights are told by the .xml beside them."""
+    if path.exists() and not _is_export(path):
+        raise PatchloomError(f"{path} exists and is no export: it is not written over.")
+    weights = path.with_suffix(".bin")
+    if to == "openvino" and weights.exists() and not path.exists():
+        raise PatchloomError(f"{weights}, where the weights would be, exists and is no export: it is not written over.")
+
+
+def _refuse_sources(path: Path, *sources: Source | None) -> None:
+    for source in (Path(source) for source in sources if isinstance(source, str | PathLike)):
+        own = (source, source / "model.safetensors", source / "export" / "model.safetensors")
+        if path.exists() and any(file.exists() and path.samefile(file) for file in own):
+            raise PatchloomError(f"{path} is what is exported: choose another file.")
+
+
+def _is_export(path: Path) -> bool:
     try:
         with open(path, "rb") as file:
-            same_kind = file.read(start + len(beginning))[start:] == beginning
-    except OSError as error:
-        raise PatchloomError(f"{path} cannot be written: {error.strerror}.") from error
-    if not same_kind:
-        raise PatchloomError(f"{path} exists and is no {path.suffix} file: it is not written over.")
-    if isinstance(model, str | PathLike):
-        source = Path(model)
-        for weights in (source, source / "model.safetensors", source / "export" / "model.safetensors"):
-            if weights.exists() and weights.samefile(path):
-                raise PatchloomError(f"{path} is what is exported: choose another file.")
+            if os.fstat(file.fileno()).st_size == 0:
+                return False
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                return content.find(MARK.encode()) >= 0
+    except (OSError, ValueError) as error:
+        raise PatchloomError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}.") from error
 
 
 def _refuse_wrong(found: Found, path: Path, bound: float, int8: bool) -> None:

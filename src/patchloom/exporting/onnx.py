@@ -63,8 +63,8 @@ def _name_sizes(model: ModelProto, request: Request) -> None:
 
 def quantise(model: ModelProto) -> ModelProto:
     """The weights of all matrix products in 8 bits, a scale a column; what they are multiplied with is quantised as it
-    comes, so that no image is needed. Signed weights, which VNNI multiplies fastest, of 7 bits, with which the sums of a
-    CPU without VNNI do not overflow."""
+    comes, so that no image is needed. Signed weights, which VNNI multiplies fastest, of 7 bits, with which sums do not
+    overflow without VNNI."""
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 

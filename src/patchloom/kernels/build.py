@@ -5,11 +5,14 @@ Needs nothing but a C++ compiler, so that a build of the package can run it with
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,27 +34,45 @@ LIBRARIES = {
 }
 
 
+@cache
+def _digest() -> str:
+    """Of the sources: a library that was compiled from others has another name, and is not found."""
+    sources = sorted(path for path in HERE.iterdir() if path.suffix in (".cpp", ".h"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in (*sources, Path(__file__)))).hexdigest()[:12]
+
+
 def library_file(name: str, folder: Path = HERE) -> Path:
-    return folder / f"{name}.so"
+    return folder / f"{name}-{_digest()}.so"
 
 
 def build(folder: Path = HERE) -> str:
-    """Put the libraries into `folder`; a sentence that says what came of it."""
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    """Put the libraries into `folder`, and none that were there before; a sentence that says what came of it."""
+    for old in folder.glob("*.so"):
+        old.unlink()
+    compiler = shlex.split(os.environ.get("CXX", "")) or [shutil.which("g++") or shutil.which("clang++") or ""]
     if sys.platform != "linux" or platform.machine() != "x86_64":
         here = f"{sys.platform} on {platform.machine()}"
         return f"The C++ kernels are for Linux on x86-64, not {here}: torch and Pillow do the work."
-    if compiler is None:
+    if compiler == [""]:
         return "There is no C++ compiler (g++ or clang++): torch and Pillow do the work of the C++ kernels."
     for name, library in LIBRARIES.items():
-        fresh = library_file(name, folder).with_suffix(f".{os.getpid()}")
-        command = [compiler, *FLAGS, *library.flags, str(HERE / library.source), "-o", str(fresh)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            why = next((line for line in done.stderr.splitlines() if "error" in line), "no message")
+        if why := _compile(compiler, library, library_file(name, folder)):
             return f"The C++ kernels could not be compiled ({why}): torch and Pillow do the work."
-        fresh.replace(library_file(name, folder))
     return f"The C++ kernels are compiled: {', '.join(LIBRARIES)}."
+
+
+def _compile(compiler: list[str], library: Library, out: Path) -> str | None:
+    """Why it could not be done; None when it was."""
+    fresh = out.with_suffix(f".{os.getpid()}")
+    command = [*compiler, *FLAGS, *library.flags, str(HERE / library.source), "-o", str(fresh)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except OSError as error:
+        return f"{compiler[0]}: {error.strerror}"
+    if done.returncode:
+        return next((line for line in done.stderr.splitlines() if "error" in line), "no message")
+    fresh.replace(out)
+    return None
 
 
 if __name__ == "__main__":

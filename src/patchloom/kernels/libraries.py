@@ -12,7 +12,7 @@ import torch
 
 from patchloom.kernels.build import library_file
 
-SWITCH = "PATCHLOOM_KERNELS"  # 0 in the environment: never
+SWITCH = "PATCHLOOM_KERNELS"  # 0, no, off or false in the environment: never
 _KINDS: dict[str, Any] = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "f": ctypes.c_float, "i": ctypes.c_int}
 
 
@@ -24,13 +24,14 @@ def instruction_set() -> str:
 
 def why_not(name: str) -> str | None:
     """Why a library cannot be used here, as a sentence; None when it can."""
-    if os.environ.get(SWITCH) == "0":
-        return f"{SWITCH}=0 switches the C++ kernels off."
+    if os.environ.get(SWITCH, "").lower() in ("0", "no", "off", "false"):
+        return f"{SWITCH}={os.environ[SWITCH]} switches the C++ kernels off."
     if instruction_set() not in ("avx2", "avx512"):
         return f"The C++ kernels need AVX2 or AVX-512; torch says that this processor has {instruction_set()}."
     if not library_file(name).exists():
         return (
-            "The C++ kernels were not compiled when patchloom was installed: no compiler was there, or not this system."
+            "The C++ kernels were not compiled when patchloom was installed, or from other sources: install it again "
+            "where there is a C++ compiler."
         )
     try:
         ctypes.CDLL(str(library_file(name)))

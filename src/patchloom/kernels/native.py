@@ -31,9 +31,9 @@ def available() -> bool:
 
 
 def takes_kernels(x: Tensor) -> bool:
-    """Whether a tensor can go through the C++ kernels: float32 on a CPU, with no compiler or tracer that looks on."""
-    ready = x.is_cpu and x.dtype == torch.float32 and not (torch.compiler.is_compiling() or torch.jit.is_tracing())
-    return ready and available()
+    """Whether a tensor can go through the C++ kernels: float32 on a CPU, with nothing that looks on or transforms."""
+    watched = torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
+    return x.is_cpu and x.dtype == torch.float32 and not watched and available()
 
 
 @cache
@@ -56,8 +56,27 @@ _SIGNATURES = {  # of networks.cpp, a letter an argument
 def _call(name: str, *arguments: Any) -> None:
     """Call a kernel with tensors, sizes (a tuple becomes an array) and numbers, on as many threads as torch has."""
     kept = [(ctypes.c_int64 * len(a))(*a) if isinstance(a, tuple) else a for a in arguments]
-    raw = [a.data_ptr() if isinstance(a, Tensor) else a for a in kept]
+    raw = [_address(a) if isinstance(a, Tensor) else a for a in kept]
     getattr(_library(), f"patchloom_{name}")(*raw, torch.get_num_threads())
+
+
+def _address(x: Tensor) -> int:
+    if x.dtype != torch.float32 or not x.is_cpu:
+        raise ValueError(f"the C++ kernels take float32 on a CPU, not {x.dtype} on {x.device}")
+    return x.data_ptr()
+
+
+def _check_linear(weight: Tensor, bias: Tensor, inputs: int, outputs: int) -> None:
+    width = panel()
+    panels = -(-outputs // width)
+    if weight.shape != (panels, inputs, width) or len(bias) != panels * width:
+        found = f"panels {tuple(weight.shape)} and bias {tuple(bias.shape)}"
+        raise ValueError(f"{found} are not those of a Linear of {inputs} inputs, {outputs} outputs on this processor")
+
+
+def _check_total(total: Tensor) -> None:
+    if not total.is_contiguous():
+        raise ValueError(f"what is added to in place is contiguous, not of strides {total.stride()}")
 
 
 def panel() -> int:
@@ -102,6 +121,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor, outputs: int, eps: float, ac
     x = x.contiguous()
     out = x.new_empty((*x.shape[:-1], outputs))
     inputs = x.shape[-1]
+    _check_linear(weight, bias, inputs, outputs)
     _call("linear", x, out, x.numel() // inputs, weight, bias, inputs, outputs, eps, activate, False)
     return out
 
@@ -112,10 +132,14 @@ def linear_(total: Tensor, x: Tensor, weight: Tensor, bias: Tensor, gate: Tensor
     x = x.contiguous()
     inputs, outputs = x.shape[-1], total.shape[-1]
     rows = x.numel() // inputs
+    _check_total(total)
+    _check_linear(weight, bias, inputs, outputs)
     if gate is None:
         _call("linear", x, total, rows, weight, bias, inputs, outputs, -1.0, False, True)
     else:
-        _call("gated_linear", x, gate, total, rows, rows // len(gate), weight, bias, inputs, outputs)
+        _call(
+            "gated_linear", x, gate.contiguous(), total, rows, rows // max(len(gate), 1), weight, bias, inputs, outputs
+        )
 
 
 def _convolved(x: Tensor, outputs: int, side: int, step: int, padding: int) -> Tensor:
@@ -137,6 +161,7 @@ def convolution(
     """
     x = x.contiguous()
     out = _convolved(x, outputs, side, step, padding)
+    _check_linear(weight, bias, side * side * x.shape[-1], outputs)
     _call("convolution", x, out, (*x.shape, side, step, padding), weight, bias, outputs, activate)
     return out
 
@@ -159,6 +184,9 @@ def ffn_(
     """total (..., D) += fc2(GELU(fc1(x))), x normalised first when eps >= 0; without x, of total itself."""
     x = total if x is None else x.contiguous()
     dim = x.shape[-1]
+    _check_total(total)
+    _check_linear(weight1, bias1, dim, hidden)
+    _check_linear(weight2, bias2, hidden, dim)
     _call("ffn", x, total, x.numel() // dim, dim, hidden, weight1, bias1, weight2, bias2, eps)
 
 
@@ -168,6 +196,7 @@ def cross_patch_(x: Tensor, weight: Tensor, channels: Tensor, patches: Tensor) -
 
     `channels` (3, D) has scale, across and gain, each padded to a panel; `patches` (2, N) has rows and shift.
     """
+    _check_total(x)
     _call("cross_patch", x, tuple(x.shape), weight, channels, patches)
 
 
@@ -184,8 +213,12 @@ def conv_branches_(total: Tensor, x: Tensor | None, weights: list[Tensor], eps: 
     """
     x = total if x is None else x.contiguous()
     images, dim = x.shape[0], x.shape[-1]
+    _check_total(total)
+    for place in range(0, len(weights), OF_A_BRANCH):
+        for first in (place, place + 8):
+            _check_linear(weights[first], weights[first + 1], dim, dim)
     work = x.new_empty(x.numel() + 2 * images * dim)
-    pointers = tuple(weight.data_ptr() for weight in weights)
+    pointers = tuple(_address(weight) for weight in weights)
     shape = (*x.shape, len(weights[5]), len(weights) // OF_A_BRANCH)
     _call("conv_branches", total, x, work, shape, pointers, eps)
 
@@ -208,7 +241,7 @@ def talking_heads(q: Tensor, k: Tensor, v: Tensor, before: Tensor, after: Tensor
 @_operator(
     "talking_heads_back(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor before, Tensor after, Tensor shift)"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-    lambda _, *inputs: tuple(torch.empty_like(x) for x in inputs),
+    lambda _, *inputs: (*map(_heads_apart, inputs[:3]), *(torch.empty_like(x) for x in inputs[3:])),
 )
 def talking_heads_back(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, before: Tensor, after: Tensor, shift: Tensor
@@ -217,24 +250,31 @@ def talking_heads_back(
     q, k, v = (_dense(x) for x in (q, k, v))
     images, heads, queries, width = q.shape
     grad = grad.contiguous().unflatten(-1, (heads, width)).transpose(1, 2)
-    # one tensor for all three where they came from one, so that they go back as one
-    both = q.new_empty((3, images, max(queries, k.shape[2]), heads, width))
-    dq, dk, dv = (both[i, :, : x.shape[2]].transpose(1, 2) for i, x in enumerate((q, k, v)))
+    dq, dk, dv = (_heads_apart(x) for x in (q, k, v))
     sums = q.new_zeros(images, 2 * heads * heads + heads)
     strides = tuple(s for x in (q, k, v, grad, dq, dk, dv) for s in x.stride()[:3])
     mixes = torch.cat([_whole_rows(x) for x in (before, after, before.t(), after.t())])
     shape = (images, heads, queries, k.shape[2], width)
     _call("talking_heads_back", q, k, v, grad, dq, dk, dv, sums, shape, strides, mixes, _whole_rows(shift))
     of_before, of_after, of_shift = sums.sum(dim=0).split((heads * heads, heads * heads, heads))
-    return dq, dk, dv, of_before.view(heads, heads), of_after.view(heads, heads), of_shift.clone()
+    return dq, dk, dv, of_before.reshape(heads, heads).clone(), of_after.reshape(heads, heads).clone(), of_shift.clone()
 
 
 def _keep(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:  # noqa: ARG001 (torch names them)
     ctx.save_for_backward(*inputs)
 
 
-def _back(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+def _back(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    if torch.is_grad_enabled():  # gradients of these gradients will be asked for: torch's own operators have them
+        wanted = [x for x, needed in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=True) if needed]
+        found = iter(torch.autograd.grad(_plain_talking_heads(*ctx.saved_tensors), wanted, grad, create_graph=True))
+        return tuple(next(found) if needed else None for needed in ctx.needs_input_grad)
     return torch.ops.patchloom.talking_heads_back(grad, *ctx.saved_tensors)
+
+
+def _plain_talking_heads(q: Tensor, k: Tensor, v: Tensor, before: Tensor, after: Tensor, shift: Tensor) -> Tensor:
+    mixed = torch.einsum("gh,bhqk->bgqk", before, q @ k.transpose(-2, -1)).softmax(dim=-1)
+    return ((torch.einsum("gh,bhqk->bgqk", after, mixed) + shift[:, None, None]) @ v).transpose(1, 2).flatten(2)
 
 
 torch.library.register_autograd("patchloom::talking_heads", _back, setup_context=_keep)
@@ -256,6 +296,12 @@ def _attend(
 
 def _joined(q: Tensor) -> Tensor:
     return q.new_empty((q.shape[0], q.shape[2], q.shape[1] * q.shape[3]))
+
+
+def _heads_apart(x: Tensor) -> Tensor:
+    """Room for what is as large as x (B, H, N, d), laid out as (B, N, H, d)."""
+    images, heads, tokens, width = x.shape
+    return x.new_empty((images, tokens, heads, width)).transpose(1, 2)
 
 
 def _dense(x: Tensor) -> Tensor:

@@ -135,6 +135,7 @@ void patchloom_convolution(const float* maps, float* out, const int64_t* shape, 
 // total (rows, dim) += fc2(GELU(fc1(norm(x)))); total may be x itself
 void patchloom_ffn(const float* x, float* total, int64_t rows, int64_t dim, int64_t hidden, const float* weight1,
                    const float* bias1, const float* weight2, const float* bias2, float eps, int threads) {
+    if (rows == 0) return;
     Linear fc1{weight1, bias1, dim, hidden}, fc2{weight2, bias2, hidden, dim};
     int64_t wide = loose(hidden), block = block_rows(rows, loose(dim) + wide, threads);
 #pragma omp parallel for schedule(dynamic) num_threads(threads)

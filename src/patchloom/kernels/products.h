@@ -203,6 +203,7 @@ inline const float* left_side(const float* x, int64_t first, int64_t rows, int64
 template <class Finish>
 inline void for_each_block(const float* x, int64_t rows, const Linear& layer, const Prologue& before, int threads,
                            Finish finish) {
+    if (rows == 0) return;
     bool few = round_up(rows, ROWS) * loose(layer.inputs) * 4 <= 2 * CACHE;
     int64_t block = few ? rows : block_rows(rows, loose(layer.inputs), threads);
     int64_t columns = few ? round_up((layer.outputs + threads - 1) / threads, PANEL) : layer.outputs;

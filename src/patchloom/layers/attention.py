@@ -117,7 +117,8 @@ class TalkingHeadsAttention(SelfAttention):
         shift: Tensor = self.proj_w.bias
         if not eager_inference():  # no effect, but a gradient of zero: distributed training waits for one
             shift = shift + 0 * self.proj_l.bias
-        if takes_kernels(q):
+        # the way back has a thread an image: it loses where half of the threads would wait (benchmarks/choices.py)
+        if takes_kernels(q) and (not q.requires_grad or 2 * len(q) > torch.get_num_threads()):
             mixed = torch.ops.patchloom.talking_heads(q, k, v, before, self.proj_w.weight, shift)
             return mixed.unflatten(-1, (self.heads, -1)).transpose(1, 2)
         mix = talking_heads_by_image if q.is_cpu and eager_inference() else talking_heads

@@ -21,16 +21,17 @@ def unseen(layer: nn.Module) -> bool:
 
     So without gradients, outside torch.compile, and with no hook on the layer that may have kept it.
     """
-    return eager_inference() and not any(_hooked(module) for module in layer.modules())
+    return eager_inference() and not any(hooked(module) for module in layer.modules())
 
 
 def replaceable(layer: nn.Module, kind: type[nn.Module]) -> bool:
     """Whether computing from a layer's weights is the same as calling it: it is plain, not a quantised, adapted or
-    parametrised stand-in, and has no hook."""
-    return type(layer) is kind and not _hooked(layer)
+    parametrised stand-in, and has no hook and no forward of its own."""
+    return type(layer) is kind and not hooked(layer) and "forward" not in vars(layer)
 
 
-def _hooked(layer: nn.Module) -> bool:
+def hooked(layer: nn.Module) -> bool:
+    """Whether somebody looks at what the layer takes or gives."""
     hooks = (layer._forward_hooks, layer._forward_pre_hooks, _global_forward_hooks, _global_forward_pre_hooks)
     return any(hooks)
 

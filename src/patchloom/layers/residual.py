@@ -59,7 +59,8 @@ class Branch(nn.Module):
     def forward(self, total: Tensor, x: Tensor, queries: int | None = None) -> Tensor:
         if not self.drop_path.active:
             return self.scale(total, self.update(x, queries))
-        if self.kept_alone and self.independent and x.is_cpu and not torch.compiler.is_compiling():
+        several = len(x) > 1  # one sample alone gains nothing (benchmarks/choices.py)
+        if self.kept_alone and self.independent and several and x.is_cpu and not torch.compiler.is_compiling():
             return self.add_kept(total, x, queries)
         return total + self.drop_path(self.scale.of(self.update(x, queries)))
 

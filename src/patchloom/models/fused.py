@@ -23,10 +23,10 @@ from patchloom.layers.attention import (
     talking_heads_by_image,
 )
 from patchloom.layers.ffn import FFN
-from patchloom.layers.inplace import replaceable
+from patchloom.layers.inplace import hooked, replaceable
 from patchloom.layers.mixing import ConvBranch, CrossPatchLinear, Pointwise, SqueezeExcite, convolve
 from patchloom.layers.norms import Affine, BatchNorm
-from patchloom.layers.residual import Branch, DropPath, Residual
+from patchloom.layers.residual import Block, Branch, DropPath, Residual
 from patchloom.layers.scales import FixupScale, LayerScale, ScalarScale, Scale
 from patchloom.layers.stems import Stem
 from patchloom.models.network import Network, unwrapped
@@ -40,15 +40,19 @@ def fuse(model: nn.Module, class_token_only: bool = True, kernels: bool = True) 
     """
     network = copy.deepcopy(unwrapped(model)).eval().requires_grad_(False)
     if network.fused:
+        if not kernels:
+            raise PatchloomError("This is a fused copy already: fuse the network that it was made from.")
+        network.class_token_only = class_token_only
         return network
     first = next(network.parameters())
     kernels = kernels and first.is_cpu and first.dtype == torch.float32 and native.available()
     network.class_token_only = class_token_only
     network.fused = True
+    in_place = not any(hooked(module) for module in network.modules())  # a hook may keep what it is shown
     for stage in (network.blocks, network.pool):
-        for block in stage:
+        for block in filter(lambda block: isinstance(block, Block), stage):
             for name, residual in block.named_children():
-                setattr(block, name, fuse_residual(residual, kernels))
+                setattr(block, name, fuse_residual(residual, kernels, in_place))
     if kernels and (convs := column_of(network.blocks)):
         network.blocks = nn.ModuleList([FusedColumn(convs)])
     if kernels and (stages := stages_of(network.stem)):
@@ -100,15 +104,16 @@ class FoldedLinear(nn.Module):
 
 
 class FusedResidual(nn.Module):
-    """x + the sum of its branches, in place; parallel branches all read the x that came in."""
+    """x + the sum of its branches, in place where it may be; parallel branches all read the x that came in."""
 
-    def __init__(self, branches: list[nn.Module]) -> None:
+    def __init__(self, branches: list[nn.Module], in_place: bool = True) -> None:
         super().__init__()
         self.branches = nn.ModuleList(branches)
+        self.in_place = in_place and len(branches) == 1
 
     def forward(self, x: Tensor, queries: int | None = None) -> Tensor:
         total = x = _for_inference(x)
-        if queries is not None or len(self.branches) > 1:
+        if queries is not None or not self.in_place:
             total = x[:, :queries].clone()
         for branch in self.branches:
             total = branch(total, x, queries)
@@ -211,13 +216,13 @@ class FusedCrossPatch(nn.Module):
         _, alpha, beta = norm_parts(branch.norm)
         gamma, _ = scale_parts(branch.scale)
         dim = max(part.numel() for part in (alpha, beta, gamma))
-        vectors = [part.expand(dim).float() for part in (gamma * alpha, gamma * beta, gamma)]
-        self.kernels = kernels and dim > 1
         weight, bias = mixing.weight, mixing.bias.double()
+        vectors = [part.to(weight).expand(dim) for part in (gamma * alpha, gamma * beta, gamma)]
+        self.kernels = kernels and dim > 1
         room = -len(weight) % 12 if self.kernels else 0
         self.register_buffer("weight", F.pad(weight, (0, 0, 0, room)).contiguous())
         self.register_buffer("channels", torch.stack([native.padded(v) if self.kernels else v for v in vectors]))
-        self.register_buffer("patches", torch.stack([weight.double().sum(1), bias]).float())
+        self.register_buffer("patches", torch.stack([weight.double().sum(1), bias]).to(weight))
 
     def forward(self, total: Tensor, x: Tensor, _: int | None = None) -> Tensor:
         if self.kernels and total is x:
@@ -297,7 +302,7 @@ class FusedStem(nn.Module):
         self.windows = [stage.window() for stage in stages]
 
     def forward(self, images: Tensor) -> Tensor:
-        x = images.permute(0, 2, 3, 1)
+        x = _for_inference(images).permute(0, 2, 3, 1)
         for number, (layer, window) in enumerate(zip(self.layers, self.windows, strict=True), 1):
             activate = number < len(self.windows)
             x = torch.ops.patchloom.convolution(x, layer.weight, layer.bias, layer.outputs, *window, activate)
@@ -313,7 +318,7 @@ class Stage(NamedTuple):
     def folded(self) -> tuple[Tensor, Tensor]:
         """Weights (outputs, side * side * C) and bias of a Linear of windows whose channels are last."""
         weight = self.conv.weight.permute(0, 2, 3, 1).flatten(1)
-        bias = torch.zeros(len(weight)) if self.conv.bias is None else self.conv.bias
+        bias = weight.new_zeros(len(weight)) if self.conv.bias is None else self.conv.bias
         if self.norm is None:
             return weight, bias
         alpha, beta = batch_norm_parts(self.norm)
@@ -327,7 +332,8 @@ class Stage(NamedTuple):
 
 def stages_of(stem: nn.Module) -> list[Stage] | None:
     """The convolutions of a stem with what belongs to them; None if there is a layer of another kind."""
-    assert isinstance(stem, Stem)
+    if not isinstance(stem, Stem) or not replaceable(stem, type(stem)) or hooked(stem.proj):
+        return None
     layers = [stem.proj] if isinstance(stem.proj, nn.Conv2d) else list(stem.proj.children())
     stages: list[Stage] = []
     for layer in layers:
@@ -341,7 +347,7 @@ def stages_of(stem: nn.Module) -> list[Stage] | None:
 
 
 LANES = 16  # floats of the widest vector
-FEW_QUERIES = 6  # below, packing all keys for them costs more than it gains
+FEW_QUERIES = 32  # below, packing all keys for them costs what it gains or more (benchmarks/choices.py)
 _FUSED: dict[type[nn.Module], type[nn.Module]] = {
     SelfAttention: FusedAttention,
     TalkingHeadsAttention: FusedAttention,
@@ -360,13 +366,16 @@ def _plain(module: nn.Module) -> bool:
     return any(replaceable(module, kind) for kind in _PLAIN)
 
 
-def fuse_residual(residual: nn.Module, kernels: bool) -> nn.Module:
+def fuse_residual(residual: nn.Module, kernels: bool, in_place: bool = True) -> nn.Module:
     """The residual in its fused form; a gate other than addition, or a stand-in for a plain layer, stays as it is."""
-    assert isinstance(residual, Residual)
-    if residual.gate is not None or not all(_plain(module) for module in residual.modules()):
+    if (
+        not isinstance(residual, Residual)
+        or residual.gate is not None
+        or not all(_plain(module) for module in residual.modules())
+    ):
         return residual
     branches = [branch for branch in residual.branches if isinstance(branch, Branch)]
-    return FusedResidual([fuse_branch(branch, kernels) for branch in branches])
+    return FusedResidual([fuse_branch(branch, kernels) for branch in branches], in_place)
 
 
 def column_of(blocks: nn.ModuleList) -> list[FusedConv]:
@@ -374,17 +383,23 @@ def column_of(blocks: nn.ModuleList) -> list[FusedConv]:
     found: list[FusedConv] = []
     for block in blocks:
         branches = [branch for child in block.children() for branch in getattr(child, "branches", [None])]
-        if len(branches) != 1 or not isinstance(branches[0], FusedConv) or not branches[0].kernels:
+        if len(branches) != 1 or not isinstance(branches[0], FusedConv) or not replaceable(block, Block):
             return []
         found += branches
-    return found
+    alike = len({(branch.kernels, branch.eps) for branch in found}) == 1
+    return found if alike and found[0].kernels else []
 
 
 def fuse_branch(branch: Branch, kernels: bool) -> nn.Module:
     kind = _FUSED.get(type(branch.fn))
     if kind is None or (kind is FusedCrossPatch and isinstance(branch.norm, nn.LayerNorm)):
         return branch  # statistics of each token do not go past a mixing of tokens
+    if kind is FusedCrossPatch and isinstance(branch.scale, FixupScale):
+        return branch
     return kind(branch, kernels)
+
+
+_ONE_AND_ZERO = torch.ones((), dtype=torch.double), torch.zeros((), dtype=torch.double)  # scalars go to any device
 
 
 def norm_parts(norm: nn.Module) -> tuple[float, Tensor, Tensor]:
@@ -396,7 +411,7 @@ def norm_parts(norm: nn.Module) -> tuple[float, Tensor, Tensor]:
     if isinstance(norm, BatchNorm):
         return -1.0, *batch_norm_parts(norm)
     assert isinstance(norm, nn.Identity), type(norm)
-    return -1.0, torch.ones(1, dtype=torch.double), torch.zeros(1, dtype=torch.double)
+    return -1.0, *_ONE_AND_ZERO
 
 
 def batch_norm_parts(norm: nn.BatchNorm1d | nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
@@ -409,12 +424,12 @@ def batch_norm_parts(norm: nn.BatchNorm1d | nn.BatchNorm2d) -> tuple[Tensor, Ten
 
 def scale_parts(scale: Scale) -> tuple[Tensor, Tensor]:
     """(gamma, bias) of what multiplies a branch, in double precision."""
-    zero = torch.zeros(1, dtype=torch.double)
+    one, zero = _ONE_AND_ZERO
     if isinstance(scale, LayerScale):
         return scale.gamma.double(), zero
     if isinstance(scale, ScalarScale):
         return scale.alpha.double(), scale.bias.double() if isinstance(scale, FixupScale) else zero
-    return zero + 1, zero
+    return one, zero
 
 
 def fold_input(weight: Tensor, bias: Tensor, alpha: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
@@ -427,7 +442,7 @@ def fold_output(layer: nn.Linear | nn.Conv2d, scale: Scale) -> tuple[Tensor, Ten
     """scale(W x + b) as one Linear of x."""
     weight, bias = _matrix(layer)
     gamma, lift = scale_parts(scale)
-    return (gamma[:, None] * weight.double()).to(weight), (gamma * bias.double() + lift).to(bias)
+    return (weight.double().t() * gamma).t().to(weight), (bias.double() * gamma + lift).to(bias)
 
 
 def _matrix(layer: nn.Linear | nn.Conv2d) -> tuple[Tensor, Tensor]:

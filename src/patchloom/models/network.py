@@ -5,7 +5,7 @@ Shapes: images (B, C, height, width); tokens (B, prefix + N, D), prefix tokens f
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -173,6 +173,14 @@ class Network(nn.Module):
         """The logits of every head, (B, classes) each: of the class token, then of the distillation token."""
         return self._answers(self._read(images))
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Network:
+        """What `to`, `half`, `cuda` and the like do."""
+        one = next(self.parameters())
+        if self.fused and (fn(one).dtype, fn(one).device) != (one.dtype, one.device):
+            here = f"{one.dtype} on {one.device}"
+            raise PatchloomError(f"A fused copy stays {here}: convert the network that it was made from, then fuse it.")
+        return super()._apply(fn, recurse)
+
     def train(self, mode: bool = True) -> Network:
         """As every module's; a BatchNorm whose parameters are frozen keeps its statistics as well."""
         if self.fused and mode:
@@ -209,6 +217,10 @@ class Network(nn.Module):
 
     def _tokens(self, images: Tensor, whole: bool) -> tuple[Tensor, TokenLayout]:
         """Tokens before the final norm. Unless `whole`, what only the patches' own outputs need is not computed."""
+        device = images.device.type
+        if self.fused and torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+            with torch.autocast(device, enabled=False):  # a fused copy has the precision that it was made in
+                return self._tokens(images.to(next(self.parameters()).dtype), whole)
         layout = self._check_images(images)
         x = self.stem(images)
         if self.positions is not None:

@@ -177,7 +177,7 @@ def _rules_for(config: Any, layout: str) -> Rules:
         raise PatchloomError(f"There is no layout {layout!r}; there are {', '.join(LAYOUTS)}.")
     if config.head != "linear":
         raise PatchloomError(
-            f"The head {config.head!r} of {config.name} has no place in the {layout} layout; use 'patchloom'."
+            f"The head {config.head!r} of {config.name} has no place in the {layout} layout; ours has."
         )
     if layout == "timm" and _in_timm(config):
         if isinstance(config, ResmlpConfig):
@@ -190,9 +190,7 @@ def _rules_for(config: Any, layout: str) -> Rules:
         return official_rules(config.branches)
     if layout == "official" and isinstance(config, PatchConvNetConfig):
         return _CONV_STEM + official_rules()
-    raise PatchloomError(
-        f"{config.name} with these options has no counterpart in the {layout} layout; use 'patchloom'."
-    )
+    raise PatchloomError(f"{config.name} with these options has no counterpart in the {layout} layout; ours has.")
 
 
 def _in_timm(config: Any) -> bool:
