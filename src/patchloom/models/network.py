@@ -217,11 +217,11 @@ class Network(nn.Module):
 
     def _tokens(self, images: Tensor, whole: bool) -> tuple[Tensor, TokenLayout]:
         """Tokens before the final norm. Unless `whole`, what only the patches' own outputs need is not computed."""
+        layout = self._check_images(images)
         device = images.device.type
         if self.fused and torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
             with torch.autocast(device, enabled=False):  # a fused copy has the precision that it was made in
                 return self._tokens(images.to(next(self.parameters()).dtype), whole)
-        layout = self._check_images(images)
         x = self.stem(images)
         if self.positions is not None:
             x = x + self.positions[:, self.position_prefix :]
