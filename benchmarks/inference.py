@@ -68,7 +68,6 @@ def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for case in CASES:
         if case.model in options.models:
             how = {"batch": options.batch or case.batch, "size": case.size, "rounds": options.rounds}
-            # the rate of a product is that of the same moment: on a shared machine it moves
             rows.append(shown(measure(case.model, case.against, **how, memory=not options.no_memory)))
             yield rows[-1]
     if options.roofline:

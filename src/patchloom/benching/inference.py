@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from patchloom.benching.peers import pair
-from patchloom.benching.timing import gemm_rate, interleaved, ratio
+from patchloom.benching.timing import PRODUCT, interleaved, ratio
 from patchloom.models.complexity import complexity
 from patchloom.models.fused import fuse
 
@@ -25,22 +25,22 @@ def measure(
     size: int = 224,
     depth: int | None = None,
     rounds: int = 15,
-    peak: float | None = None,
     memory: bool = True,
 ) -> dict[str, Any]:
     """One row: the fused network and, with `against`, its peer, in turn; at `batch` images and at one.
 
-    `ours` and `theirs` have throughput (images a second), latency_ms (one image), share (of the rate of a large
-    matrix product, `peak` MACs a second, by the arithmetic of the whole network) and memory_mb (what one forward adds
-    to a fresh process, Linux only).
+    `ours` and `theirs` have throughput (images a second), latency_ms (one image), share (of the rate of a large matrix
+    product of the same rounds, by the arithmetic of the whole network) and memory_mb (what one forward adds to a fresh
+    process, Linux only).
     """
     torch.manual_seed(0)
     plain, peer = pair(name, against, size, depth)
     networks = {"ours": fuse(plain), **({} if peer is None else {"theirs": peer})}
-    cost, peak = complexity(plain), peak or gemm_rate()
+    cost = complexity(plain)
     row: dict[str, Any] = {"model": name, "peer": against, "batch": batch, "size": size, "depth": plain.config.depth}
     row["cost"] = {"macs": cost.macs, "params": cost.params, "activations": cost.activations}
     times = {images: _times(networks, torch.randn(images, 3, size, size), rounds) for images in {batch, 1}}
+    peak = PRODUCT**3 / statistics.median(times[batch]["product"])
     for who in networks:
         seconds = statistics.median(times[batch][who])
         row[who] = {
@@ -58,7 +58,10 @@ def measure(
 
 @torch.inference_mode()
 def _times(networks: dict[str, nn.Module], images: Tensor, rounds: int) -> dict[str, list[float]]:
-    return interleaved({who: partial(network, images) for who, network in networks.items()}, rounds)
+    """Of each network and of a large product, whose rate moves on a shared machine."""
+    a = torch.randn(PRODUCT, PRODUCT)
+    calls = {who: partial(network, images) for who, network in networks.items()}
+    return interleaved({**calls, "product": partial(torch.matmul, a, a)}, rounds)
 
 
 @torch.inference_mode()

@@ -30,7 +30,10 @@ def ratio(times: Mapping[str, list[float]], peer: str, ours: str) -> tuple[float
     return statistics.median(times[peer]) / statistics.median(times[ours]), low, high
 
 
-def gemm_rate(size: int = 2048, rounds: int = 5) -> float:
+PRODUCT = 2048  # rows and columns of what counts as a large product
+
+
+def gemm_rate(size: int = PRODUCT, rounds: int = 5) -> float:
     """Multiply-accumulates a second of a square float32 product on all threads: what the machine can do at best."""
     a = torch.randn(size, size)
     seconds = interleaved({"gemm": lambda: a @ a}, rounds)["gemm"]

@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> None:
     peak, copying = about["gemm_macs_per_s"], about["copy_bytes_per_s"]
     print(in_a_sentence(about, options.rounds), file=sys.stderr)
     rows = []
-    for row in _measured(options, peak):
+    for row in _measured(options):
         rows.append(row)
         if not options.json:
             print(_line(row), flush=True)
@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> None:
         compare(rows, recorded)
 
 
-def _measured(options: argparse.Namespace, peak: float) -> Any:
+def _measured(options: argparse.Namespace) -> Any:
     from patchloom.benching.inference import measure
     from patchloom.models.registry import find_config
 
@@ -72,7 +72,7 @@ def _measured(options: argparse.Namespace, peak: float) -> Any:
             for depth in options.depths or [None]:
                 yield measure(
                     config.name, options.against, batch=options.batch, size=size, depth=depth, rounds=options.rounds,
-                    peak=peak, memory=not options.no_memory,
+                    memory=not options.no_memory,
                 )  # fmt: skip
 
 
