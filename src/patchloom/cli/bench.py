@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from patchloom.cli.output import print_json
+from patchloom.cli.output import out_folder, print_json
 
 
 def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> None:
     from patchloom.benching.records import about_machine, compare, in_a_sentence, keep, read_recorded
 
     recorded = read_recorded(options.compare) if options.compare else None
-    out = _folder(options.out) if options.out else None
+    out = out_folder(options.out) if options.out else None
     if options.threads:
         torch.set_num_threads(options.threads)
     about = about_machine()
@@ -100,13 +100,3 @@ def _draw(rows: list[dict[str, Any]], peak: float, copying: float, out: Path) ->
     for along in ("size", "depth"):
         if len({row[along] for row in rows}) > 1:
             draw_scaling(rows, along, out / f"{along}.png")
-
-
-def _folder(name: str) -> Path:
-    from patchloom.errors import PatchloomError
-
-    try:
-        Path(name).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise PatchloomError(f"The folder {name} cannot be made: {error.strerror}.") from error
-    return Path(name)

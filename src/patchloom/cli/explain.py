@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from patchloom.cli.output import print_json
+from patchloom.cli.output import out_folder, print_json
 
 
 def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
@@ -54,7 +54,7 @@ def _run_models(options: argparse.Namespace) -> None:
             f"--model-only takes models after FROM; {pictures[0]} is an image. Images go to --data DATA."
         )
     found = analyse(models, options.data, labels=options.labels, split=options.split, console=Console(sys.stderr))
-    out = _folder(options.out)
+    out = out_folder(options.out)
     with _writing(out):
         (out / "analysis.json").write_text(json.dumps(found, indent=1) + "\n")
         written = [out / "analysis.json", *draw_analysis(found, out)]
@@ -81,7 +81,7 @@ def _run_pictures(options: argparse.Namespace) -> None:
     if options.target is not None:
         find_class(network, options.target)
     new_figure(1, 1)  # where matplotlib is missing, this says so before anything is computed
-    out = _folder(options.out)
+    out = out_folder(options.out)
     rows: list[dict[str, Any]] = []
     for path in [path for given in options.images for path in expand_images(given)]:  # before figures stand there too
         rows.append(_explain_one(network, path, maps, options.target, out))
@@ -127,16 +127,6 @@ def _writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise PatchloomError(f"{error.filename or path} cannot be written: {error.strerror or error}.") from error
-
-
-def _folder(name: str) -> Path:
-    from patchloom.errors import PatchloomError
-
-    try:
-        Path(name).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise PatchloomError(f"--out {name} cannot be made: {error.strerror}.") from error
-    return Path(name)
 
 
 def _say(row: dict[str, Any]) -> None:

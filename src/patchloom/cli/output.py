@@ -1,10 +1,11 @@
-"""What commands print, and which of many processes prints."""
+"""What commands print and where they write, and which of many processes prints."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+from pathlib import Path
 from typing import Any
 
 
@@ -24,3 +25,14 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def out_folder(name: str) -> Path:
+    """The folder that --out names, made if it is not there."""
+    from patchloom.errors import PatchloomError
+
+    try:
+        Path(name).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PatchloomError(f"--out {name} cannot be made: {error.strerror}.") from error
+    return Path(name)
