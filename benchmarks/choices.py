@@ -43,7 +43,7 @@ def few_queries(queries: int, batch: int, rounds: int) -> dict[str, Any]:
         f"few queries, {queries}",
         batch,
         lambda: F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2),
-        lambda: torch.ops.patchloom.attention(q, k, v, 0.125),
+        lambda: torch.ops.patchloom.attention(q, k, v, 0.125, False),
         rounds,
     )
 

@@ -68,12 +68,13 @@ def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for case in CASES:
         if case.model in options.models:
             how = {"batch": options.batch or case.batch, "size": case.size, "rounds": options.rounds}
-            rows.append(shown(measure(case.model, case.against, **how, memory=not options.no_memory)))
+            how["memory"] = not options.no_memory
+            rows.append(shown(script.in_a_fresh_process(measure, case.model, case.against, **how)))
             yield rows[-1]
     if options.roofline:
         draw_roofline(rows, gemm_rate(), copy_rate(), options.roofline)
     for name in COMPILED if options.compiled else ():
-        yield shown(beside_compiled(name, options.rounds))
+        yield shown(script.in_a_fresh_process(beside_compiled, name, options.rounds))
 
 
 def shown(row: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Inference in reduced precision beside timm's eager float32: int8 graphs, and bfloat16 where the processor has it.
+"""Inference in reduced precision beside timm's eager float32: int8, and bfloat16 where the processor has it.
 
     python benchmarks/reduced.py [--weights FILE --photos DIR] [--rounds 15] [--json FILE] [--compare FILE]
 
@@ -12,10 +12,13 @@ import argparse
 import copy
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
+import openvino
 import torch
 from torch import Tensor
 
@@ -26,6 +29,7 @@ from patchloom.benching.timing import interleaved, ratio
 from patchloom.data.images import read_image, resize_and_crop
 from patchloom.data.mixing import normalise
 from patchloom.exporting.formats import Request, make
+from patchloom.kernels import native
 from patchloom.models.network import Network
 from patchloom.tasks.evaluate import expand_images
 from patchloom.training.precision import survives
@@ -34,24 +38,60 @@ Form = Callable[[Tensor], Tensor]
 AMX = {"freezing": True, "max_autotune": True, "max_autotune_gemm_backends": "CPP,ATEN"}  # inductor's own products
 
 
-def forms(network: Network, folder: Path) -> dict[str, Form]:
-    """Every way to compute the network that this machine has."""
-    found: dict[str, Form] = {"patchloom fused, float32": patchloom.fuse(network)}
-    for to, int8 in (("onnx", False), ("onnx", True), ("openvino", False)):
-        artefact = make(Request(network, int8, False), to)
-        path = folder / f"{network.config.name}-{int8}{'.onnx' if to == 'onnx' else '.xml'}"
-        artefact.write(path, {})
-        found[f"{to}, {'int8' if int8 else 'float32'}"] = _run(artefact.open(path))
-    if torch.cpu._is_avx512_bf16_supported() and survives("bf16"):
-        compiled = torch.compile(copy.deepcopy(network).bfloat16().requires_grad_(False), options=AMX)
-        found["torch.compile, bfloat16"] = lambda images: compiled(images.bfloat16()).float()
-    else:
+def write_graphs(name: str, weights: Path | None, folder: Path) -> None:
+    """What the graphs among FORMS read."""
+    network = networks(name, weights)[0]
+    for to, int8, file in (
+        ("onnx", False, "float32.onnx"),
+        ("onnx", True, "int8.onnx"),
+        ("openvino", False, "float32.xml"),
+    ):
+        make(Request(network, int8, False), to).write(folder / f"{name}-{file}", {})
+
+
+def of_onnx(path: Path) -> Form:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return lambda images: torch.from_numpy(session.run(["logits"], {"input": images.numpy()})[0])
+
+
+def of_openvino(path: Path) -> Form:
+    compiled = openvino.Core().compile_model(
+        path, "CPU", {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+    )
+    return lambda images: torch.from_numpy(compiled(images.numpy())["logits"])
+
+
+def in_bfloat16(network: Network) -> Form | None:
+    if not (torch.cpu._is_avx512_bf16_supported() and survives("bf16")):
         print("bfloat16 is left out: this processor has no instructions for it, or they do not work")
-    return found
+        return None
+    compiled = torch.compile(copy.deepcopy(network).bfloat16().requires_grad_(False), options=AMX)
+    return lambda images: compiled(images.bfloat16()).float()
 
 
-def _run(runner: Callable[[np.ndarray], np.ndarray]) -> Form:
-    return lambda images: torch.from_numpy(runner(images.numpy()))
+def in_bytes(network: Network) -> Form | None:
+    return patchloom.fuse(network, int8=True) if native.available() else None
+
+
+# what makes each form of a network, or None where the machine has none; given the network, and the path of a graph
+FORMS: dict[str, Callable[[Network, str], Form | None]] = {
+    "patchloom fused, float32": lambda network, _: patchloom.fuse(network),
+    "patchloom fused, int8": lambda network, _: in_bytes(network),
+    "onnx, float32": lambda _, path: of_onnx(Path(f"{path}-float32.onnx")),
+    "onnx, int8": lambda _, path: of_onnx(Path(f"{path}-int8.onnx")),
+    "openvino, float32": lambda _, path: of_openvino(Path(f"{path}-float32.xml")),
+    "torch.compile, bfloat16": lambda network, _: in_bfloat16(network),
+}
+
+
+def networks(name: str, weights: Path | None) -> tuple[Network, torch.nn.Module]:
+    """(ours, timm's); timm's side takes as long with the weights that it has."""
+    torch.manual_seed(0)
+    plain, theirs = pair(name, "timm", 224)
+    assert theirs is not None
+    return (patchloom.load(weights) if weights and name == "deit_tiny" else plain), theirs
 
 
 def photos_of(where: str, network: Network) -> Tensor:
@@ -67,34 +107,31 @@ def agreement(plain: Network, form: Form, photos: Tensor) -> float:
 
 
 @torch.inference_mode()
-def measure(name: str, options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
-    torch.manual_seed(0)
-    plain, theirs = pair(name, "timm", 224)
-    assert theirs is not None
-    photos = None
-    if name == "deit_tiny" and options.weights:
-        plain = patchloom.load(options.weights)  # timm's side takes as long with the weights that it has
-        photos = photos_of(options.photos, plain) if options.photos else None
+def measure(name: str, form: str, options: argparse.Namespace, folder: Path) -> dict[str, Any] | None:
+    """One form beside timm."""
+    plain, theirs = networks(name, options.weights)
+    run = FORMS[form](plain, str(folder / name))
+    if run is None:
+        return None
     images = torch.randn(8, 3, 224, 224)
-    ours = forms(plain, folder)
-    times = interleaved(
-        {"timm": lambda: theirs(images), **{k: lambda f=f: f(images) for k, f in ours.items()}}, options.rounds
-    )
-    rows = []
-    for form in ours:
-        middle, low, high = ratio(times, "timm", form)
-        row = {"model": f"{name}, {form}", "peer": "timm", "batch": 8, "size": 224}
-        same = None if photos is None else agreement(plain, ours[form], photos)
-        rows.append({**row, "ratio": middle, "low": low, "high": high, "agreement": same})
-        said = "" if same is None else f"  agrees on {same:.1%} of {len(photos)} photos"
-        print(f"{name:12} {form:26} {middle:.2f} ({low:.2f} - {high:.2f}){said}", flush=True)
-    return rows
+    times = interleaved({"timm": partial(theirs, images), form: partial(run, images)}, options.rounds)
+    middle, low, high = ratio(times, "timm", form)
+    same = None
+    if name == "deit_tiny" and options.weights and options.photos:
+        same = agreement(plain, run, photos_of(options.photos, plain))
+    said = "" if same is None else f"  agrees on {same:.1%} of the photos"
+    print(f"{name:12} {form:26} {middle:.2f} ({low:.2f} - {high:.2f}){said}", flush=True)
+    row = {"model": f"{name}, {form}", "peer": "timm", "batch": 8, "size": 224}
+    return {**row, "ratio": middle, "low": low, "high": high, "agreement": same}
 
 
 def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         for name in ("deit_tiny", "cait_xxs24"):
-            yield from measure(name, options, Path(folder))
+            script.in_a_fresh_process(write_graphs, name, options.weights, Path(folder))
+            for form in FORMS:
+                if row := script.in_a_fresh_process(measure, name, form, options, Path(folder)):
+                    yield row
 
 
 if __name__ == "__main__":

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import sys
 from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from patchloom.benching.records import about_machine, compare, in_a_sentence, keep, read_recorded
 from patchloom.errors import PatchloomError
+
+T = TypeVar("T")
 
 
 def parser(doc: str, rounds: int, threads: int = 2) -> argparse.ArgumentParser:
@@ -23,6 +27,13 @@ def parser(doc: str, rounds: int, threads: int = 2) -> argparse.ArgumentParser:
         "--compare", type=Path, help="figures kept earlier: fail when one got worse by more than the noise"
     )
     return made
+
+
+def in_a_fresh_process(function: Callable[..., T], *given: Any, **options: Any) -> T:
+    """Call it where no earlier case has changed what the allocator does."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        pool.submit(torch.set_num_threads, torch.get_num_threads()).result()
+        return pool.submit(function, *given, **options).result()
 
 
 def run(options: argparse.Namespace, measure: Callable[[argparse.Namespace], Iterable[dict[str, Any]]]) -> None:

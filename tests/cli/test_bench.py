@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from patchloom.cli.main import main
+from patchloom.kernels import native
 
 QUICK = ("--rounds", "2", "--batch", "2", "--no-memory")
 
@@ -36,6 +37,13 @@ def test_it_measures_both_sides_and_draws_them(tmp_path: Path, capsys: pytest.Ca
     assert found["about"]["threads"] >= 1
     assert {path.name for path in tmp_path.iterdir()} == {"bench.json", "roofline.png", "size.png"}
     assert json.loads((tmp_path / "bench.json").read_text())["rows"] == found["rows"]
+
+
+@pytest.mark.skipif(not native.available(), reason=str(native.why_not()))
+def test_products_of_bytes_are_a_case_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    row = bench(capsys, "patchconvnet_nano", "--against", "published", "--int8", *QUICK)["rows"][0]
+    assert row["model"] == "patchconvnet_nano, int8"
+    assert 1e-5 < row["difference"] < 0.1
 
 
 def test_a_larger_image_takes_more_memory(capsys: pytest.CaptureFixture[str]) -> None:

@@ -76,16 +76,43 @@ def test_other_sizes_where_the_network_takes_them() -> None:
     assert_close(fused(images), model(images).detach(), 1e-5)
 
 
-@pytest.mark.parametrize("name", ["deit_nano", "cait_nano", "resmlp_nano", "patchconvnet_nano"])
-def test_what_is_no_number_stays_none(name: str) -> None:
-    fused, images = patchloom.fuse(network(name, {})), torch.randn(2, 3, 32, 32)
+needs_kernels = pytest.mark.skipif(not native.available(), reason=str(native.why_not()))
+FAMILIES = ["deit_nano", "cait_nano", "resmlp_nano", "patchconvnet_nano"]
+
+
+@needs_kernels
+@pytest.mark.parametrize(("name", "options"), NETWORKS, ids=str)
+def test_with_products_of_bytes_it_comes_near(name: str, options: dict[str, Any]) -> None:
+    model, images = network(name, options), torch.randn(3, 3, 32, 32)
+    if options.get("scale") in ("constant", "shortcut_gate"):  # gates of a kind that is not fused
+        with pytest.raises(patchloom.PatchloomError, match="changes nothing in the blocks of deit_nano"):
+            patchloom.fuse(model, int8=True)
+        return
+    with torch.no_grad():
+        want = model(images)
+    fused = patchloom.fuse(model, int8=True)
+    assert_close(fused(images), want, 0.15)
+    assert torch.equal(fused(images), fused(images))
+
+
+def test_products_of_bytes_need_the_kernels_and_float32() -> None:
+    model = network("deit_nano", {})
+    with pytest.raises(patchloom.PatchloomError, match=r"needs the C\+\+ kernels .* kernels=False was asked for"):
+        patchloom.fuse(model, kernels=False, int8=True)
+    with pytest.raises(patchloom.PatchloomError, match=r"these weights are torch\.float64 on cpu"):
+        patchloom.fuse(network("deit_nano", {}).double(), int8=True)
+    with pytest.raises(patchloom.PatchloomError, match="fuse the network that it was made from"):
+        patchloom.fuse(patchloom.fuse(model), int8=True)
+
+
+@pytest.mark.parametrize("int8", [False, pytest.param(True, marks=needs_kernels)])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_is_no_number_stays_none(name: str, int8: bool) -> None:
+    fused, images = patchloom.fuse(network(name, {}), int8=int8), torch.randn(2, 3, 32, 32)
     images[0, 0, 5, 5] = torch.nan
     logits = fused(images)
     assert logits[0].isnan().all()
     assert logits[1].isfinite().all()
-
-
-FAMILIES = ["deit_nano", "cait_nano", "resmlp_nano", "patchconvnet_nano"]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -160,7 +187,7 @@ def test_images_are_left_as_they_are() -> None:
     assert torch.equal(images, before)
 
 
-@pytest.mark.skipif(not native.available(), reason=str(native.why_not()))
+@needs_kernels
 def test_the_kernels_are_used_where_they_can_be() -> None:
     assert patchloom.fuse(network("cait_nano", {})).blocks[0].ffn.branches[0].kernels
     assert not patchloom.fuse(network("cait_nano", {}).double()).blocks[0].ffn.branches[0].kernels

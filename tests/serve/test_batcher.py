@@ -13,6 +13,7 @@ import torch
 
 import patchloom
 from patchloom import PatchloomError
+from patchloom.kernels import native
 from patchloom.serve.batcher import Batcher
 from patchloom.serve.hosting import Hosting, named, twin
 from patchloom.serve.service import Gate, _within
@@ -114,6 +115,15 @@ def test_deltas_share_what_their_base_has(tmp_path: Path) -> None:
         for name, tensor in model.network.state_dict().items():
             shared = tensor.data_ptr() == models[0].network.state_dict()[name].data_ptr()
             assert shared == (name != "head.weight"), name
+
+
+def test_products_of_bytes_need_weights_of_their_own(tmp_path: Path) -> None:
+    path = str(save_models(tmp_path)["cait_nano"])
+    with pytest.raises(PatchloomError, match="--int8 needs weights of its own"):
+        Hosting([path], path, int8=True)
+    if native.available():
+        hosted = Hosting([path], int8=True).first
+        assert any(buffer.dtype == torch.int8 for buffer in hosted.answering.buffers())
 
 
 def test_names(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from sklearn import metrics
 import patchloom
 from patchloom import PatchloomError
 from patchloom.data.sources import open_source
+from patchloom.kernels import native
 from patchloom.tasks.evaluate import real_accuracy, scores
 from patchloom.training.evaluation import Scores, calibration_error
 
@@ -45,6 +46,14 @@ def test_the_batch_size_changes_nothing(model) -> None:
     small, large = scores(model, "digits", batch=7), scores(model, "digits", batch=359)
     assert np.array_equal(small.predicted, large.predicted)
     assert np.allclose(small.loss, large.loss, atol=1e-5)
+
+
+@pytest.mark.skipif(not native.available(), reason=str(native.why_not()))
+def test_products_of_bytes_change_few_answers_and_the_batch_none(model) -> None:
+    exact, near = scores(model, "digits"), scores(model, "digits", int8=True)
+    assert np.mean(exact.predicted == near.predicted) > 0.9
+    assert not np.allclose(exact.loss, near.loss, atol=1e-5)
+    assert np.allclose(near.loss, scores(model, "digits", batch=7, int8=True).loss, atol=1e-5)
 
 
 def test_calibration_error_by_hand() -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from patchloom.benching.peers import pair
-from patchloom.benching.timing import PRODUCT, interleaved, ratio
+from patchloom.benching.timing import PRODUCT, interleaved, large_product, ratio
 from patchloom.models.complexity import complexity
 from patchloom.models.fused import fuse
 
@@ -26,8 +26,11 @@ def measure(
     depth: int | None = None,
     rounds: int = 15,
     memory: bool = True,
+    int8: bool = False,
 ) -> dict[str, Any]:
     """One row: the fused network and, with `against`, its peer, in turn; at `batch` images and at one.
+
+    int8   ours multiplies bytes
 
     `ours` and `theirs` have throughput (images a second), latency_ms (one image), share (of the rate of a large matrix
     product of the same rounds, by the arithmetic of the whole network) and memory_mb (what one forward adds to a fresh
@@ -35,9 +38,10 @@ def measure(
     """
     torch.manual_seed(0)
     plain, peer = pair(name, against, size, depth)
-    networks = {"ours": fuse(plain), **({} if peer is None else {"theirs": peer})}
+    networks = {"ours": fuse(plain, int8=int8), **({} if peer is None else {"theirs": peer})}
     cost = complexity(plain)
-    row: dict[str, Any] = {"model": name, "peer": against, "batch": batch, "size": size, "depth": plain.config.depth}
+    called = f"{name}, int8" if int8 else name
+    row: dict[str, Any] = {"model": called, "peer": against, "batch": batch, "size": size, "depth": plain.config.depth}
     row["cost"] = {"macs": cost.macs, "params": cost.params, "activations": cost.activations}
     times = {images: _times(networks, torch.randn(images, 3, size, size), rounds) for images in {batch, 1}}
     peak = PRODUCT**3 / statistics.median(times[batch]["product"])
@@ -47,7 +51,7 @@ def measure(
             "throughput": batch / seconds,
             "latency_ms": statistics.median(times[1][who]) * 1e3,
             "share": cost.macs * batch / seconds / peak,
-            "memory_mb": peak_memory(name, who, against, batch, size, depth) if memory else None,
+            "memory_mb": peak_memory(name, who, against, batch, size, depth, int8) if memory else None,
         }
     if peer is not None:
         row["ratio"], row["low"], row["high"] = ratio(times[batch], "theirs", "ours")
@@ -59,9 +63,8 @@ def measure(
 @torch.inference_mode()
 def _times(networks: dict[str, nn.Module], images: Tensor, rounds: int) -> dict[str, list[float]]:
     """Of each network and of a large product, whose rate moves on a shared machine."""
-    a = torch.randn(PRODUCT, PRODUCT)
     calls = {who: partial(network, images) for who, network in networks.items()}
-    return interleaved({**calls, "product": partial(torch.matmul, a, a)}, rounds)
+    return interleaved({**calls, "product": large_product()}, rounds)
 
 
 @torch.inference_mode()
@@ -71,21 +74,23 @@ def _difference(networks: dict[str, nn.Module], images: Tensor) -> float:
     return float((ours - theirs).abs().max() / theirs.abs().max())
 
 
-def peak_memory(name: str, who: str, against: str | None, batch: int, size: int, depth: int | None) -> float | None:
+def peak_memory(
+    name: str, who: str, against: str | None, batch: int, size: int, depth: int | None, int8: bool = False
+) -> float | None:
     """Megabytes that a forward adds to a fresh process; None where the system does not say."""
     if not Path("/proc/self/clear_refs").exists():
         return None
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_peak_memory, (name, who, against, batch, size, depth, torch.get_num_threads()))
+        return pool.apply(_peak_memory, (name, who, against, batch, size, depth, int8, torch.get_num_threads()))
 
 
 @torch.inference_mode()
 def _peak_memory(
-    name: str, who: str, against: str | None, batch: int, size: int, depth: int | None, threads: int
+    name: str, who: str, against: str | None, batch: int, size: int, depth: int | None, int8: bool, threads: int
 ) -> float:
     torch.set_num_threads(threads)
     plain, peer = pair(name, against, size, depth)
-    network = fuse(plain) if who == "ours" else peer
+    network = fuse(plain, int8=int8) if who == "ours" else peer
     assert network is not None
     images = torch.randn(batch, 3, size, size)
     network(images[:1])  # what a first call sets up is not the forward's

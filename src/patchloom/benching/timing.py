@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 
 import torch
+from torch import Tensor
 
 
 def interleaved(
@@ -33,11 +34,16 @@ def ratio(times: Mapping[str, list[float]], peer: str, ours: str) -> tuple[float
 PRODUCT = 2048  # rows and columns of what counts as a large product
 
 
-def gemm_rate(size: int = PRODUCT, rounds: int = 5) -> float:
-    """Multiply-accumulates a second of a square float32 product on all threads: what the machine can do at best."""
-    a = torch.randn(size, size)
-    seconds = interleaved({"gemm": lambda: a @ a}, rounds)["gemm"]
-    return size**3 / statistics.median(seconds)
+def large_product() -> Callable[[], Tensor]:
+    """A square float32 product. All of it is in one piece of memory, so large that glibc does not change its ways when
+    it is freed, as it does after smaller pieces: what is measured next would have fewer page faults than a user's."""
+    a, b, out = torch.randn(3, PRODUCT, PRODUCT)
+    return lambda: torch.matmul(a, b, out=out)
+
+
+def gemm_rate(rounds: int = 5) -> float:
+    """Multiply-accumulates a second of a large product on all threads: what the machine can do at best."""
+    return PRODUCT**3 / statistics.median(interleaved({"gemm": large_product()}, rounds)["gemm"])
 
 
 def copy_rate(megabytes: int = 256, rounds: int = 5) -> float:

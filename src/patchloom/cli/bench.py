@@ -16,6 +16,7 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("models", metavar="MODEL", nargs="+", help="names of models, see `patchloom models`")
     parser.add_argument("--against", choices=["timm", "published"], help="the peer, measured in turn with ours")
+    parser.add_argument("--int8", action="store_true", help="ours with products of bytes: faster, and not exact")
     parser.add_argument("--batch", type=_positive, default=8, help="images at a time for the throughput")
     parser.add_argument("--sizes", type=_positive, nargs="+", metavar="PIXELS", help="image sides, one row each")
     parser.add_argument("--depths", type=_positive, nargs="+", metavar="BLOCKS", help="numbers of blocks, one row each")
@@ -72,7 +73,7 @@ def _measured(options: argparse.Namespace) -> Any:
             for depth in options.depths or [None]:
                 yield measure(
                     config.name, options.against, batch=options.batch, size=size, depth=depth, rounds=options.rounds,
-                    memory=not options.no_memory,
+                    memory=not options.no_memory, int8=options.int8,
                 )  # fmt: skip
 
 
@@ -83,7 +84,7 @@ def _line(row: dict[str, Any]) -> str:
             memory = "" if side["memory_mb"] is None else f", {side['memory_mb']:.0f} MB"
             line += (
                 f"\n  {label:10} {side['throughput']:8.1f} images/s at batch {row['batch']}, "
-                f"{side['latency_ms']:.1f} ms for one, {side['share']:.0%} of the product's rate{memory}"
+                f"{side['latency_ms']:.1f} ms for one, {side['share']:.0%} of a float32 product's rate{memory}"
             )
     if "ratio" in row:
         line += (

@@ -29,6 +29,7 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", dest="shown", metavar="DATA", help="the images of --disagreement")
     parser.add_argument("--figure", metavar="FILE.png", help="draw the disagreement")
     parser.add_argument("--class-map", metavar="FILE.json", help="names in the data -> names in the model")
+    parser.add_argument("--int8", action="store_true", help="with products of bytes: faster, and not exact")
     parser.add_argument("--real", metavar="FILE.json", help="ImageNet's reassessed labels: a list of labels an image")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--workers", type=int, default=0, help="processes that read images")
@@ -67,10 +68,8 @@ def _run_disagreement(options: argparse.Namespace) -> None:
 
     if options.shown is None or options.model is not None:
         raise PatchloomError("--disagreement takes models and then --data DATA.")
-    _refuse(
-        options, "--disagreement",
-        ("head", "fusion", "base", "probe", "crop_ratio", "resolution", "class_map", "real", "strict", "workers"),
-    )  # fmt: skip
+    one_model_only = ("head", "fusion", "base", "probe", "crop_ratio", "resolution", "class_map", "real", "strict")
+    _refuse(options, "--disagreement", (*one_model_only, "int8", "workers"))
     result = disagreement(
         options.disagreement,
         options.shown,
@@ -96,7 +95,7 @@ def _run_probe(options: argparse.Namespace) -> None:
     from patchloom.tasks.probe import probe
     from patchloom.training.console import Console
 
-    _refuse(options, "--probe", ("head", "fusion", "class_map", "real", "strict", "figure"))
+    _refuse(options, "--probe", ("head", "fusion", "class_map", "real", "strict", "int8", "figure"))
     result = probe(
         options.model,
         options.data,
@@ -140,6 +139,7 @@ def _run_scores(options: argparse.Namespace) -> None:
         workers=options.workers,
         strict=options.strict or options.real is not None,  # ReaL counts files by number: none may be left out
         class_map=_read_json(options.class_map) if options.class_map else None,
+        int8=options.int8,
         console=Console(sys.stderr),
     )
     summary = result.summary()

@@ -13,6 +13,7 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
         "models", metavar="FROM", nargs="+", help="runs, exports, files of weights, published tags; NAME=FROM names one"
     )
     parser.add_argument("--base", help="of deltas: the weights that they were made from, held in memory once")
+    parser.add_argument("--int8", action="store_true", help="predict with products of bytes: faster, and not exact")
     parser.add_argument("--host", help="the address to listen at (default 127.0.0.1: this machine alone)")
     parser.add_argument("--port", type=int, help="default 8000; 0 takes any that is free")
     parser.add_argument("--token", help="ask for this bearer token (better in the variable PATCHLOOM_TOKEN)")
@@ -48,4 +49,4 @@ def run_serve(options: argparse.Namespace) -> None:
         raise PatchloomError(
             f"serve needs {error.name}, which is not installed: pip install 'patchloom[serve]'"
         ) from error
-    serve(options.models, settings, options.base)
+    serve(options.models, settings, options.base, options.int8)

@@ -2,11 +2,14 @@
 
 #pragma once
 
-#include "products.h"
+#include <utility>
+
+#include "bytes.h"
 
 namespace {
 
 // Scores of one query to exp(scale * (score - largest)) and, as the answer, one over their sum
+template <Vec (*EXP)(Vec) = exp_negative>
 inline float soften(float* scores, int64_t keys, float scale) {
     int64_t padded = round_up(keys, PANEL);
     for (int64_t n = keys; n < padded; n++) scores[n] = -INFINITY;
@@ -15,7 +18,7 @@ inline float soften(float* scores, int64_t keys, float scale) {
     float largest = largest_lane(best);
     Vec sum = {};
     for (int64_t n = 0; n < padded; n += LANES) {
-        Vec weight = exp_negative((load(scores + n) - largest) * scale);
+        Vec weight = EXP((load(scores + n) - largest) * scale);
         store(scores + n, weight);
         sum += weight;
     }
@@ -60,81 +63,132 @@ struct Mixing {
     float scale;
 };
 
+// `finish(row, column, low, high)` gets rows [0, rows) of left times packed panels of `columns` columns; the rows of left are
+// there up to a multiple of ROWS
+template <class Finish>
+inline void multiply_panels(const float* left, int64_t side, int64_t rows, const float* panels, int64_t depth,
+                            int64_t columns, Finish finish) {
+    for (int64_t column = 0; column < columns; column += PANEL)
+        for (int64_t row = 0; row < rows; row += ROWS) {
+            Tile<ROWS> tile;
+            tile.start(Vec{}, Vec{});
+            tile.multiply(left + row * side, side, panels + column * depth, PANEL, depth);
+            for (int64_t r = 0; r < std::min<int64_t>(ROWS, rows - row); r++)
+                finish(row + r, column, tile.at[r][0], tile.at[r][1]);
+        }
+}
+
+// scores (rows, padded) = queries (rows, width) times packed keys
+inline void score(const float* queries, int64_t side, int64_t rows, const float* keys, int64_t width, float* scores,
+                  int64_t padded) {
+    multiply_panels(queries, side, rows, keys, width, padded, [&](int64_t row, int64_t column, Vec low, Vec high) {
+        store(scores + row * padded + column, low);
+        store(scores + row * padded + column + LANES, high);
+    });
+}
+
+// Where the parts of an image's attention are while it is computed
+struct Attending {
+    int64_t padded, of_key, of_value, mixed_rows;
+    float *keys, *values, *scores, *mixed, *asking, *factors, *inverse;
+
+    explicit Attending(const Shape& shape) {
+        int64_t heads = shape.heads, all;
+        padded = round_up(shape.keys, PANEL), all = heads * ROWS * padded, mixed_rows = round_up(heads, MIX);
+        of_key = shape.width * padded, of_value = round_up(shape.width, PANEL) * shape.keys;
+        int64_t queries = heads * ROWS * shape.width, factor = ROWS * mixed_rows * heads;
+        keys = scratch.take(heads * (of_key + of_value) + 2 * all + queries + factor + heads * ROWS);
+        values = keys + heads * of_key, scores = values + heads * of_value, mixed = scores + all, asking = mixed + all;
+        factors = asking + queries, inverse = factors + factor;
+        std::memset(asking, 0, (queries + factor) * sizeof(float));
+    }
+
+    // factors[query, g, h] = after[g, h] / the sum of head h's exponentials
+    void divide(const float* after, int64_t heads) {
+        for (int64_t r = 0; r < ROWS; r++)
+            for (int64_t g = 0; g < heads; g++)
+                for (int64_t h = 0; h < heads; h++)
+                    factors[(r * mixed_rows + g) * heads + h] = after[g * heads + h] * inverse[h * ROWS + r];
+    }
+};
+
 // Queries [first, last) of one image. Of its keys and values all are packed, so that they come dense into the cache.
 void attend(const Heads& q, const Heads& k, const Heads& v, const Heads& out, const Shape& shape, const Mixing& mixing,
             int64_t image, int64_t first, int64_t last) {
-    int64_t heads = shape.heads, width = shape.width, keys = shape.keys, padded = round_up(keys, PANEL);
-    int64_t wide = round_up(width, PANEL), all = heads * ROWS * padded, rows = round_up(heads, MIX);
-    int64_t of_key = width * padded, of_value = wide * keys;
-    float* packed_k = scratch.take(heads * (of_key + of_value + ROWS * width) + 2 * all + ROWS * (rows * heads + heads));
-    float* packed_v = packed_k + heads * of_key;
-    float* first_scores = packed_v + heads * of_value;
-    float* second_scores = first_scores + all;
-    float* asking = second_scores + all;
-    float* factors = asking + heads * ROWS * width;
-    float* inverse = factors + ROWS * rows * heads;
+    const int64_t heads = shape.heads, width = shape.width, keys = shape.keys;
+    Attending at(shape);
     for (int64_t h = 0; h < heads; h++) {
-        pack(k.row(image, h, 0), 1, k.token, width, keys, packed_k + h * of_key);
-        pack(v.row(image, h, 0), v.token, 1, keys, width, packed_v + h * of_value);
+        pack(k.row(image, h, 0), 1, k.token, width, keys, at.keys + h * at.of_key);
+        pack(v.row(image, h, 0), v.token, 1, keys, width, at.values + h * at.of_value);
     }
-    std::memset(asking, 0, heads * ROWS * width * sizeof(float));
-    std::memset(factors, 0, ROWS * rows * heads * sizeof(float));
     for (int64_t from = first; from < last; from += ROWS) {
         int64_t count = std::min<int64_t>(ROWS, last - from);
         for (int64_t h = 0; h < heads; h++) {
-            float* mine = asking + h * ROWS * width;
+            float* mine = at.asking + h * ROWS * width;
             for (int64_t r = 0; r < count; r++) std::memcpy(mine + r * width, q.row(image, h, from + r), width * sizeof(float));
-            for (int64_t n = 0; n < padded; n += PANEL) {
-                Tile<ROWS> tile;
-                tile.start(Vec{}, Vec{});
-                tile.multiply(mine, width, packed_k + h * of_key + n * width, PANEL, width);
-                for (int r = 0; r < ROWS; r++) {
-                    store(first_scores + (h * ROWS + r) * padded + n, tile.at[r][0]);
-                    store(first_scores + (h * ROWS + r) * padded + n + LANES, tile.at[r][1]);
-                }
-            }
+            score(mine, width, ROWS, at.keys + h * at.of_key, width, at.scores + h * ROWS * at.padded, at.padded);
         }
-        float* scores = first_scores;
         if (mixing.before) {
-            mix_heads(mixing.before, 0, nullptr, first_scores, second_scores, heads, ROWS, padded);
-            scores = second_scores;
+            mix_heads(mixing.before, 0, nullptr, at.scores, at.mixed, heads, ROWS, at.padded);
+            std::swap(at.scores, at.mixed);
         }
-        for (int64_t i = 0; i < heads * ROWS; i++) inverse[i] = soften(scores + i * padded, keys, mixing.scale);
+        for (int64_t i = 0; i < heads * ROWS; i++) at.inverse[i] = soften(at.scores + i * at.padded, keys, mixing.scale);
         if (mixing.after) {
-            for (int64_t r = 0; r < ROWS; r++)
-                for (int64_t g = 0; g < heads; g++)
-                    for (int64_t h = 0; h < heads; h++)
-                        factors[(r * rows + g) * heads + h] = mixing.after[g * heads + h] * inverse[h * ROWS + r];
-            mix_heads(factors, rows * heads, mixing.shift, second_scores, first_scores, heads, ROWS, padded);
-            scores = first_scores;
+            at.divide(mixing.after, heads);
+            mix_heads(at.factors, at.mixed_rows * heads, mixing.shift, at.scores, at.mixed, heads, ROWS, at.padded);
+            std::swap(at.scores, at.mixed);
         }
         for (int64_t h = 0; h < heads; h++)
-            for (int64_t column = 0; column < width; column += PANEL) {
-                Tile<ROWS> tile;
-                tile.start(Vec{}, Vec{});
-                tile.multiply(scores + h * ROWS * padded, padded, packed_v + h * of_value + column * keys, PANEL, keys);
-                for (int64_t r = 0; r < count; r++) {
-                    float factor = mixing.after ? 1.0f : inverse[h * ROWS + r];
-                    write<false>(out.row(image, h, from + r), column, width, tile.at[r][0] * factor, tile.at[r][1] * factor);
-                }
-            }
+            multiply_panels(at.scores + h * ROWS * at.padded, at.padded, count, at.values + h * at.of_value, keys, width,
+                            [&](int64_t r, int64_t column, Vec low, Vec high) {
+                                float factor = mixing.after ? 1.0f : at.inverse[h * ROWS + r];
+                                write<false>(out.row(image, h, from + r), column, width, low * factor, high * factor);
+                            });
     }
 }
 
-constexpr int64_t ASKING = 24;  // queries at a time on the way back, a multiple of ROWS
+constexpr int64_t ASKING = 24;  // queries at a time, a multiple of ROWS
 
-// out (ASKING, columns) = left (ASKING, depth) times packed panels
-inline void multiply_rows(const float* left, int64_t side, const float* panels, int64_t depth, float* out, int64_t columns) {
-    for (int64_t n = 0; n < columns; n += PANEL)
-        for (int64_t r = 0; r < ASKING; r += ROWS) {
-            Tile<ROWS> tile;
-            tile.start(Vec{}, Vec{});
-            tile.multiply(left + r * side, side, panels + n * depth, PANEL, depth);
-            for (int i = 0; i < ROWS; i++) {
-                store(out + (r + i) * columns + n, tile.at[i][0]);
-                store(out + (r + i) * columns + n + LANES, tile.at[i][1]);
-            }
+// A matrix (depth, columns) of an image as a layer without biases
+inline ByteLinear quantised(Scratch& memory, const float* from, int64_t step_k, int64_t step_n, int64_t depth, int64_t columns) {
+    int64_t wide = round_up(columns, PANEL);
+    float* terms = memory.take(3 * wide + round_up(depth, GROUP) * wide / 4);
+    auto* weight = reinterpret_cast<int8_t*>(terms + 3 * wide);
+    std::memset(terms, 0, 3 * wide * sizeof(float));
+    quantise_matrix(from, step_k, step_n, depth, columns, weight, terms);
+    return {weight, terms, depth, columns};
+}
+
+// Queries [first, last) of one head of plain attention, with products of bytes
+void attend_bytes(const Heads& q, const Heads& k, const Heads& v, const Heads& out, const Shape& shape, float scale,
+                  int64_t image, int64_t head, int64_t first, int64_t last) {
+    static thread_local Scratch of_keys, of_values;
+    const int64_t width = shape.width, keys = shape.keys, padded = round_up(keys, AT_ONCE);
+    ByteLinear to_scores = quantised(of_keys, k.row(image, head, 0), 1, k.token, width, keys);
+    ByteLinear to_values = quantised(of_values, v.row(image, head, 0), v.token, 1, keys, width);
+    float *scores = scratch.take(ASKING * padded + round_up(width, AT_ONCE)), *query = scores + ASKING * padded;
+    std::memset(scores, 0, ASKING * padded * sizeof(float));
+    for (int64_t from = first; from < last; from += ASKING) {
+        int64_t count = std::min<int64_t>(ASKING, last - from);
+        ByteRows asking = room_for_rows(count, width);
+        for (int64_t r = 0; r < count; r++) {
+            std::memcpy(query, q.row(image, head, from + r), width * sizeof(float));
+            quantise(asking, r, query, width);
         }
+        product(asking, to_scores, 0, keys, [&](int64_t r, int64_t column, Vec low, Vec high) {
+            write<false>(scores + r * padded, column, padded, low, high);
+        });
+        ByteRows parts = room_for_rows(count, keys);
+        for (int64_t r = 0; r < count; r++) {
+            uint8_t* bytes = parts.at + r * parts.stride;
+            parts.scale[r] = soften<rough_exp_negative>(scores + r * padded, keys, scale) / 255;  // the largest part is 1
+            round_to_bytes(scores + r * padded, keys, 255, 0, bytes);
+            parts.low[r] = (1 - parts.scale[r] * sum_of_bytes(bytes, keys)) / keys;  // what rounding lost goes to all keys
+        }
+        product(parts, to_values, 0, width, [&](int64_t r, int64_t column, Vec low, Vec high) {
+            write<false>(out.row(image, head, from + r), column, width, low, high);
+        });
+    }
 }
 
 // total (keys, columns) += left (ASKING, keys) transposed times right (ASKING, columns); keys a multiple of PANEL
@@ -164,6 +218,21 @@ inline void add_products(const float* a, const float* b, int64_t heads, int64_t 
             }
             for (int64_t i = 0; i < count; i++) sums[g * heads + h + i] += sum_lanes(totals[i]);
         }
+}
+
+// The sum of `size` floats, a multiple of LANES
+inline float sum_of(const float* x, int64_t size) {
+    Vec total = {};
+    for (int64_t n = 0; n < size; n += LANES) total += load(x + n);
+    return sum_lanes(total);
+}
+
+// The gradient of a softmax's outputs to that of its inputs, in place: weight * (grad - sum of weight * grad)
+inline void soften_back(const float* weight, float* grad, int64_t size) {
+    Vec total = {};
+    for (int64_t n = 0; n < size; n += LANES) total += load(weight + n) * load(grad + n);
+    float mean = sum_lanes(total);
+    for (int64_t n = 0; n < size; n += LANES) store(grad + n, load(weight + n) * (load(grad + n) - mean));
 }
 
 // The gradients of one image of talking-heads attention; scores are computed anew, block of queries by block.
@@ -199,8 +268,8 @@ void attend_back(const Heads& q, const Heads& k, const Heads& v, const Heads& gr
                 std::memcpy(asking + h * block + r * wide, q.row(image, h, from + r), width * sizeof(float));
                 std::memcpy(grads + h * block + r * wide, grad.row(image, h, from + r), width * sizeof(float));
             }
-            multiply_rows(asking + h * block, wide, key_columns + h * of_key, width, S + h * rows, padded);
-            multiply_rows(grads + h * block, wide, value_columns + h * of_key, width, D + h * rows, padded);
+            score(asking + h * block, wide, ASKING, key_columns + h * of_key, width, S + h * rows, padded);
+            score(grads + h * block, wide, ASKING, value_columns + h * of_key, width, D + h * rows, padded);
         }
         mix_heads(mixing.before, 0, nullptr, S, P, heads, ASKING, padded);
         for (int64_t i = 0; i < heads * ASKING; i++) {
@@ -210,31 +279,17 @@ void attend_back(const Heads& q, const Heads& k, const Heads& v, const Heads& gr
         mix_heads(mixing.after, 0, mixing.shift, P, M, heads, ASKING, padded);
         for (int64_t h = 0; h < heads; h++) add_transposed(M + h * rows, padded, grads + h * block, wide, sum_v + h * of_sum);
         add_products(D, P, heads, rows, of_after);
-        for (int64_t h = 0; h < heads; h++) {
-            Vec total = {};
-            for (int64_t n = 0; n < rows; n += LANES) total += load(D + h * rows + n);
-            of_shift[h] += sum_lanes(total);
-        }
+        for (int64_t h = 0; h < heads; h++) of_shift[h] += sum_of(D + h * rows, rows);
         mix_heads(transposed.after, 0, nullptr, D, M, heads, ASKING, padded);
-        for (int64_t i = 0; i < heads * ASKING; i++) {
-            float *weight = P + i * padded, *change = M + i * padded;
-            Vec total = {};
-            for (int64_t n = 0; n < padded; n += LANES) total += load(weight + n) * load(change + n);
-            float mean = sum_lanes(total);
-            for (int64_t n = 0; n < padded; n += LANES) store(change + n, load(weight + n) * (load(change + n) - mean));
-        }
+        for (int64_t i = 0; i < heads * ASKING; i++) soften_back(P + i * padded, M + i * padded, padded);
         add_products(M, S, heads, rows, of_before);
         mix_heads(transposed.before, 0, nullptr, M, D, heads, ASKING, padded);
         for (int64_t h = 0; h < heads; h++) {
             add_transposed(D + h * rows, padded, asking + h * block, wide, sum_k + h * of_sum);
-            for (int64_t column = 0; column < width; column += PANEL)
-                for (int64_t r = 0; r < count; r += ROWS) {
-                    Tile<ROWS> tile;
-                    tile.start(Vec{}, Vec{});
-                    tile.multiply(D + h * rows + r * padded, padded, key_rows + h * of_value + column * keys, PANEL, keys);
-                    for (int64_t i = 0; i < std::min<int64_t>(ROWS, count - r); i++)
-                        write<false>(dq.row(image, h, from + r + i), column, width, tile.at[i][0], tile.at[i][1]);
-                }
+            multiply_panels(D + h * rows, padded, count, key_rows + h * of_value, keys, width,
+                            [&](int64_t r, int64_t column, Vec low, Vec high) {
+                                write<false>(dq.row(image, h, from + r), column, width, low, high);
+                            });
         }
     }
     for (int64_t h = 0; h < heads; h++)

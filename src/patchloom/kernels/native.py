@@ -1,5 +1,7 @@
 """The C++ kernels as torch operators, `torch.ops.patchloom.*`, for float32 on a CPU that has AVX2 or AVX-512.
 
+Weights are of floats (`pack`) or of bytes (`pack_bytes`); what goes in and comes out is float32 with both.
+
 Shapes: B images, N tokens, D channels, H heads of d = D / H channels. Weights of a Linear come as panels (`pack`). An
 operator whose name ends in `_` adds to its first argument in place.
 """
@@ -7,7 +9,7 @@ operator whose name ends in `_` adds to its first argument in place.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
@@ -42,14 +44,15 @@ def _library() -> ctypes.CDLL:
 
 
 _SIGNATURES = {  # of networks.cpp, a letter an argument
-    "linear": "ppnppnnfiii",
-    "convolution": "pppppnii",
-    "ffn": "ppnnnppppfi",
-    "attention": "pppppppppfi",
+    "linear": "ppnppnnfiiii",
+    "convolution": "pppppniii",
+    "ffn": "ppnnnppppfii",
+    "attention": "pppppppppfii",
+    "pack_bytes": "pnnppi",
     "talking_heads_back": "ppppppppppppi",
     "cross_patch": "pppppi",
-    "conv_branches": "pppppfi",
-    "gated_linear": "pppnnppnni",
+    "conv_branches": "pppppfii",
+    "gated_linear": "pppnnppnnii",
 }
 
 
@@ -66,12 +69,25 @@ def _address(x: Tensor) -> int:
     return x.data_ptr()
 
 
-def _check_linear(weight: Tensor, bias: Tensor, inputs: int, outputs: int) -> None:
-    width = panel()
+def _check_linear(weight: Tensor, bias: Tensor, inputs: int, outputs: int) -> bool:
+    """Whether the weights of a Linear are bytes, and an error if they are those of another."""
+    width, of_bytes = panel(), weight.dtype == torch.int8
     panels = -(-outputs // width)
-    if weight.shape != (panels, inputs, width) or len(bias) != panels * width:
+    shape = (panels, -(-inputs // 8) * 2, width, 4) if of_bytes else (panels, inputs, width)
+    fitting = weight.shape == shape and bias.shape == ((panels, 3, width) if of_bytes else (panels, width))
+    if not of_bytes:
+        _address(weight)
+    if not fitting or not weight.is_cpu or not weight.is_contiguous() or not bias.is_contiguous():
         found = f"panels {tuple(weight.shape)} and bias {tuple(bias.shape)}"
         raise ValueError(f"{found} are not those of a Linear of {inputs} inputs, {outputs} outputs on this processor")
+    return of_bytes
+
+
+def _alike(of_bytes: Iterable[bool]) -> bool:
+    kinds = set(of_bytes)
+    if len(kinds) > 1:
+        raise ValueError("the layers of a branch are all of floats or all of bytes")
+    return kinds.pop()
 
 
 def _check_total(total: Tensor) -> None:
@@ -84,10 +100,29 @@ def panel() -> int:
     return int(_library().patchloom_panel())
 
 
-def pack(weight: Tensor) -> Tensor:
-    """Weights of a Linear (outputs, inputs) as panels (outputs / panel, inputs, panel), zeros where none are left."""
-    padded = F.pad(weight, (0, 0, 0, -len(weight) % panel()))
-    return padded.unflatten(0, (-1, panel())).transpose(1, 2).contiguous()
+def pack(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """A Linear's weights (outputs, inputs) as panels (outputs / panel, inputs, panel), and its bias as (.., panel)."""
+    return _panels(weight).transpose(1, 2).contiguous(), _panels(bias)
+
+
+def pack_bytes(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """A Linear in 8 bits: weights (outputs / panel, inputs / 4, panel, 4), and what makes its sums floats again.
+
+    The latter are, for each panel, the scale of an output, scale * (sum of its weights), and its bias.
+    """
+    outputs, inputs = weight.shape
+    if bias.shape != (outputs,):
+        raise ValueError(f"a bias {tuple(bias.shape)} is not that of {outputs} outputs")
+    panels = -(-outputs // panel())
+    levels = torch.empty((panels, -(-inputs // 8) * 2, panel(), 4), dtype=torch.int8)
+    terms = torch.stack([torch.zeros_like(_panels(bias))] * 2 + [_panels(bias)], dim=1)
+    _call("pack_bytes", weight.contiguous(), inputs, outputs, levels.data_ptr(), terms)
+    return levels, terms
+
+
+def _panels(x: Tensor) -> Tensor:
+    """(outputs, ...) -> (outputs / panel, panel, ...), zeros where none are left."""
+    return F.pad(x, (0, 0) * (x.ndim - 1) + (0, -len(x) % panel())).unflatten(0, (-1, panel()))
 
 
 def padded(vector: Tensor) -> Tensor:
@@ -121,8 +156,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor, outputs: int, eps: float, ac
     x = x.contiguous()
     out = x.new_empty((*x.shape[:-1], outputs))
     inputs = x.shape[-1]
-    _check_linear(weight, bias, inputs, outputs)
-    _call("linear", x, out, x.numel() // inputs, weight, bias, inputs, outputs, eps, activate, False)
+    of_bytes = _check_linear(weight, bias, inputs, outputs)
+    rows, panels = x.numel() // inputs, weight.data_ptr()
+    _call("linear", x, out, rows, panels, bias, inputs, outputs, eps, activate, False, of_bytes)
     return out
 
 
@@ -133,13 +169,12 @@ def linear_(total: Tensor, x: Tensor, weight: Tensor, bias: Tensor, gate: Tensor
     inputs, outputs = x.shape[-1], total.shape[-1]
     rows = x.numel() // inputs
     _check_total(total)
-    _check_linear(weight, bias, inputs, outputs)
+    of_bytes = _check_linear(weight, bias, inputs, outputs)
     if gate is None:
-        _call("linear", x, total, rows, weight, bias, inputs, outputs, -1.0, False, True)
+        _call("linear", x, total, rows, weight.data_ptr(), bias, inputs, outputs, -1.0, False, True, of_bytes)
     else:
-        _call(
-            "gated_linear", x, gate.contiguous(), total, rows, rows // max(len(gate), 1), weight, bias, inputs, outputs
-        )
+        gate, tokens, panels = gate.contiguous(), rows // max(len(gate), 1), weight.data_ptr()
+        _call("gated_linear", x, gate, total, rows, tokens, panels, bias, inputs, outputs, of_bytes)
 
 
 def _convolved(x: Tensor, outputs: int, side: int, step: int, padding: int) -> Tensor:
@@ -161,8 +196,9 @@ def convolution(
     """
     x = x.contiguous()
     out = _convolved(x, outputs, side, step, padding)
-    _check_linear(weight, bias, side * side * x.shape[-1], outputs)
-    _call("convolution", x, out, (*x.shape, side, step, padding), weight, bias, outputs, activate)
+    of_bytes = _check_linear(weight, bias, side * side * x.shape[-1], outputs)
+    shape = (*x.shape, side, step, padding)
+    _call("convolution", x, out, shape, weight.data_ptr(), bias, outputs, activate, of_bytes)
     return out
 
 
@@ -185,9 +221,9 @@ def ffn_(
     x = total if x is None else x.contiguous()
     dim = x.shape[-1]
     _check_total(total)
-    _check_linear(weight1, bias1, dim, hidden)
-    _check_linear(weight2, bias2, hidden, dim)
-    _call("ffn", x, total, x.numel() // dim, dim, hidden, weight1, bias1, weight2, bias2, eps)
+    of_bytes = _alike([_check_linear(weight1, bias1, dim, hidden), _check_linear(weight2, bias2, hidden, dim)])
+    rows, panels1, panels2 = x.numel() // dim, weight1.data_ptr(), weight2.data_ptr()
+    _call("ffn", x, total, rows, dim, hidden, panels1, bias1, panels2, bias2, eps, of_bytes)
 
 
 @_operator("cross_patch_(Tensor(a!) x, Tensor weight, Tensor channels, Tensor patches) -> ()", _nothing)
@@ -214,19 +250,18 @@ def conv_branches_(total: Tensor, x: Tensor | None, weights: list[Tensor], eps: 
     x = total if x is None else x.contiguous()
     images, dim = x.shape[0], x.shape[-1]
     _check_total(total)
-    for place in range(0, len(weights), OF_A_BRANCH):
-        for first in (place, place + 8):
-            _check_linear(weights[first], weights[first + 1], dim, dim)
+    places = [place + first for place in range(0, len(weights), OF_A_BRANCH) for first in (0, 8)]
+    of_bytes = _alike(_check_linear(weights[place], weights[place + 1], dim, dim) for place in places)
     work = x.new_empty(x.numel() + 2 * images * dim)
-    pointers = tuple(_address(weight) for weight in weights)
+    pointers = tuple(w.data_ptr() if i in places else _address(w) for i, w in enumerate(weights))
     shape = (*x.shape, len(weights[5]), len(weights) // OF_A_BRANCH)
-    _call("conv_branches", total, x, work, shape, pointers, eps)
+    _call("conv_branches", total, x, work, shape, pointers, eps, of_bytes)
 
 
-@_operator("attention(Tensor q, Tensor k, Tensor v, float scale) -> Tensor", lambda q, *_: _joined(q))
-def attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+@_operator("attention(Tensor q, Tensor k, Tensor v, float scale, bool int8) -> Tensor", lambda q, *_: _joined(q))
+def attention(q: Tensor, k: Tensor, v: Tensor, scale: float, int8: bool) -> Tensor:
     """softmax(scale q k^T) v, heads joined: q (B, H, Q, d), k and v (B, H, K, d) -> (B, Q, D)."""
-    return _attend(q, k, v, None, None, None, scale)
+    return _attend(q, k, v, None, None, None, scale, int8)
 
 
 @_operator(
@@ -281,7 +316,14 @@ torch.library.register_autograd("patchloom::talking_heads", _back, setup_context
 
 
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, before: Tensor | None, after: Tensor | None, shift: Tensor | None, scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    before: Tensor | None,
+    after: Tensor | None,
+    shift: Tensor | None,
+    scale: float,
+    int8: bool = False,
 ) -> Tensor:
     if k.shape != v.shape or (q.shape[:2], q.shape[3]) != (k.shape[:2], k.shape[3]):
         raise ValueError(f"q, k and v of {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)} do not fit each other")
@@ -290,7 +332,7 @@ def _attend(
     out = q.new_empty((images, queries, heads, width))
     strides = tuple(s for x in (q, k, v, out.transpose(1, 2)) for s in x.stride()[:3])
     shape = (images, heads, queries, k.shape[2], width)
-    _call("attention", q, k, v, out, shape, strides, before, after, shift, scale)
+    _call("attention", q, k, v, out, shape, strides, before, after, shift, scale, int8)
     return out.flatten(2)
 
 

@@ -1,4 +1,4 @@
-// Inference on a CPU, float32: products with what comes before and after them, so that activations stay in the cache.
+// Inference on a CPU, in float32 or with products of bytes: products with what comes before and after them, so that activations stay in the cache.
 //
 // Shapes: B images, N tokens, D channels, H heads. Compiled once for each instruction set (see build.py); the loader picks
 // the one that the machine has.
@@ -8,9 +8,10 @@
 namespace {
 
 // What PatchConvNet's block has on maps (height, width, dim)
+template <class Layer>
 struct ConvBranch {
     int64_t height, width, dim, squeezed;
-    Linear expand, project;
+    Layer expand, project;
     const float *taps, *shift;  // depth-wise, (9, dim) and (dim)
     const float *squeeze, *squeeze_bias, *excite, *excite_bias;
     float eps;
@@ -18,7 +19,8 @@ struct ConvBranch {
 };
 
 // One vector of channels of a depth-wise 3 x 3 convolution of a map (height, width, PANEL), with zeros around it
-inline Vec convolve(const float* map, int64_t row, int64_t column, const ConvBranch& branch, const Vec* taps, Vec total) {
+template <class Layer>
+inline Vec convolve(const float* map, int64_t row, int64_t column, const ConvBranch<Layer>& branch, const Vec* taps, Vec total) {
     const float* centre = map + (row * branch.width + column) * PANEL;
     if (row > 0 && row < branch.height - 1 && column > 0 && column < branch.width - 1) {
 #pragma GCC unroll 9
@@ -35,13 +37,14 @@ inline Vec convolve(const float* map, int64_t row, int64_t column, const ConvBra
 
 // Channels [first, last) of out = GELU(depth-wise(GELU(expand(norm(x))))) and of its mean, for one image. A panel of the
 // expanded map is convolved while it is in the first-level cache.
-void expand_and_convolve(const ConvBranch& branch, const float* x, int64_t first, int64_t last, float* out, float* mean) {
+template <class Layer>
+void expand_and_convolve(const ConvBranch<Layer>& branch, const float* x, int64_t first, int64_t last, float* out, float* mean) {
     static thread_local Scratch expanded;
-    int64_t tokens = branch.tokens(), dim = branch.dim, stride;
-    float *panel = expanded.take(tokens * PANEL), *buffer = scratch.take(round_up(tokens, ROWS) * loose(dim));
-    const float* left = left_side(x, 0, tokens, dim, {branch.eps}, buffer, stride);
+    int64_t tokens = branch.tokens(), dim = branch.dim;
+    float* panel = expanded.take(tokens * PANEL);
+    auto left = left_side(x, 0, tokens, branch.expand, {branch.eps});
     for (int64_t column = first; column < last; column += PANEL) {
-        product(left, stride, tokens, branch.expand, column, column + PANEL, [&](int64_t row, int64_t, Vec low, Vec high) {
+        product(left, branch.expand, column, column + PANEL, [&](int64_t row, int64_t, Vec low, Vec high) {
             store(panel + row * PANEL, gelu(low));
             store(panel + row * PANEL + LANES, gelu(high));
         });
@@ -60,7 +63,8 @@ void expand_and_convolve(const ConvBranch& branch, const float* x, int64_t first
 }
 
 // gate = sigmoid(W2 relu(W1 mean + b1) + b2), weights transposed: W1 (dim, squeezed), W2 (squeezed, dim)
-void squeeze_excite(const ConvBranch& branch, const float* mean, float* gate) {
+template <class Layer>
+void squeeze_excite(const ConvBranch<Layer>& branch, const float* mean, float* gate) {
     float* hidden = scratch.take(branch.squeezed);
     multiply_vector(mean, branch.squeeze, branch.squeeze_bias, branch.dim, branch.squeezed, hidden);
     for (int64_t n = 0; n < branch.squeezed; n++) hidden[n] = std::max(hidden[n], 0.0f);
@@ -69,7 +73,8 @@ void squeeze_excite(const ConvBranch& branch, const float* mean, float* gate) {
 }
 
 // total (rows, outputs) += linear(gate * x), gate (B, inputs) the same for the `tokens` rows of an image
-inline void add_gated_linear(const Linear& layer, const float* x, const float* gate, int64_t rows, int64_t tokens,
+template <class Layer>
+inline void add_gated_linear(const Layer& layer, const float* x, const float* gate, int64_t rows, int64_t tokens,
                              float* total, int threads) {
     for_each_block(x, rows, layer, {-1.0f, gate, tokens}, threads, [&](int64_t row, int64_t column, Vec low, Vec high) {
         write<true>(total + row * layer.outputs, column, layer.outputs, low, high);
@@ -78,7 +83,8 @@ inline void add_gated_linear(const Linear& layer, const float* x, const float* g
 
 // total (B, height, width, dim) += project(gate * GELU(depth-wise(GELU(expand(norm(x)))))). Each image goes through on one
 // thread; of few images, all threads take channels of each. `work` has room for a map and two vectors an image.
-void add_conv_branch(const ConvBranch& branch, int64_t images, const float* x, float* total, float* work, int threads) {
+template <class Layer>
+void add_conv_branch(const ConvBranch<Layer>& branch, int64_t images, const float* x, float* total, float* work, int threads) {
     int64_t tokens = branch.tokens(), dim = branch.dim, map = tokens * dim;
     bool apart = images % threads == 0 || images >= 4 * threads;
     int64_t channels = apart ? dim : round_up((dim + threads - 1) / threads, PANEL), ranges = (dim + channels - 1) / channels;
@@ -97,75 +103,121 @@ void add_conv_branch(const ConvBranch& branch, int64_t images, const float* x, f
     add_gated_linear(branch.project, middle, gate, images * tokens, tokens, total, threads);
 }
 
+// Another layer of the same kind
+template <class Layer>
+inline Layer like(const Layer&, const void* weight, const float* bias, int64_t inputs, int64_t outputs) {
+    return {static_cast<decltype(Layer::weight)>(weight), bias, inputs, outputs};
+}
+
+// `run` gets the layer, of floats or of bytes
+template <class Run>
+inline void with_layer(const void* weight, const float* bias, int64_t inputs, int64_t outputs, bool bytes, Run run) {
+    if (bytes)
+        run(ByteLinear{static_cast<const int8_t*>(weight), bias, inputs, outputs});
+    else
+        run(Linear{static_cast<const float*>(weight), bias, inputs, outputs});
+}
+
+inline Vec hidden_gelu(const Linear&, Vec x) { return gelu(x); }
+inline Vec hidden_gelu(const ByteLinear&, Vec x) { return rough_gelu(x); }
+
+inline Rows hidden_rows(float* middle, int64_t stride, int64_t count, const Linear& layer) {
+    for (int64_t r = count; r < round_up(count, ROWS); r++) std::memset(middle + r * stride, 0, layer.inputs * sizeof(float));
+    return {middle, stride, count};
+}
+
+inline ByteRows hidden_rows(float* middle, int64_t stride, int64_t count, const ByteLinear& layer) {
+    ByteRows rows = room_for_rows(count, layer.inputs);
+    for (int64_t r = 0; r < count; r++) quantise(rows, r, middle + r * stride, layer.inputs);
+    return rows;
+}
+
+// total (rows, dim) += fc2(GELU(fc1(norm(x)))), a block of rows at a time
+template <class Layer>
+void add_ffn(const Layer& fc1, const Layer& fc2, const float* x, float* total, int64_t rows, float eps, int threads) {
+    if (rows == 0) return;
+    int64_t hidden = fc1.outputs, dim = fc2.outputs, wide = loose(hidden);
+    int64_t block = block_rows(rows, loose(fc1.inputs) + wide, threads);
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
+    for (int64_t first = 0; first < rows; first += block) {
+        static thread_local Scratch middles;
+        int64_t count = std::min(block, rows - first);
+        float* middle = middles.take(block * wide);
+        product(left_side(x, first, count, fc1, {eps}), fc1, 0, hidden, [&](int64_t row, int64_t column, Vec low, Vec high) {
+            write<false>(middle + row * wide, column, hidden, hidden_gelu(fc2, low), hidden_gelu(fc2, high));
+        });
+        product(hidden_rows(middle, wide, count, fc2), fc2, 0, dim, [&](int64_t row, int64_t column, Vec low, Vec high) {
+            write<true>(total + (first + row) * dim, column, dim, low, high);
+        });
+    }
+}
+
 }  // namespace
 
 extern "C" {
 
 int patchloom_panel() { return PANEL; }
 
+// Weights (outputs, inputs) as ByteLinear has them
+void patchloom_pack_bytes(const float* weight, int64_t inputs, int64_t outputs, int8_t* bytes, float* terms, int) {
+    quantise_matrix(weight, 1, inputs, inputs, outputs, bytes, terms);
+}
+
 // out (rows, outputs) = linear(norm(x)), with `add` added to what is there, with `activate` through GELU
-void patchloom_linear(const float* x, float* out, int64_t rows, const float* weight, const float* bias, int64_t inputs,
-                      int64_t outputs, float eps, int activate, int add, int threads) {
-    Linear layer{weight, bias, inputs, outputs};
-    for_each_block(x, rows, layer, {eps}, threads, [&](int64_t row, int64_t column, Vec low, Vec high) {
-        if (activate) low = gelu(low), high = gelu(high);
-        float* to = out + row * outputs;
-        if (add)
-            write<true>(to, column, outputs, low, high);
-        else
-            write<false>(to, column, outputs, low, high);
+void patchloom_linear(const float* x, float* out, int64_t rows, const void* weight, const float* bias, int64_t inputs,
+                      int64_t outputs, float eps, int activate, int add, int bytes, int threads) {
+    with_layer(weight, bias, inputs, outputs, bytes, [&](auto layer) {
+        for_each_block(x, rows, layer, {eps}, threads, [&](int64_t row, int64_t column, Vec low, Vec high) {
+            if (activate) low = gelu(low), high = gelu(high);
+            float* to = out + row * outputs;
+            if (add)
+                write<true>(to, column, outputs, low, high);
+            else
+                write<false>(to, column, outputs, low, high);
+        });
     });
 }
 
 // out (B, down, across, outputs) = convolution of maps (B, height, width, channels), with `activate` through GELU; `shape`
 // is B, height, width, channels, side, step, padding
-void patchloom_convolution(const float* maps, float* out, const int64_t* shape, const float* weight, const float* bias,
-                           int64_t outputs, int activate, int threads) {
+void patchloom_convolution(const float* maps, float* out, const int64_t* shape, const void* weight, const float* bias,
+                           int64_t outputs, int activate, int bytes, int threads) {
     Windows windows{shape[1], shape[2], shape[3], shape[4], shape[5], shape[6]};
-    Linear layer{weight, bias, windows.side * windows.side * windows.channels, outputs};
+    int64_t rows = shape[0] * windows.down() * windows.across();
     Prologue before;
     before.windows = &windows;
-    for_each_block(maps, shape[0] * windows.down() * windows.across(), layer, before, threads,
-                   [&](int64_t row, int64_t column, Vec low, Vec high) {
-                       if (activate) low = gelu(low), high = gelu(high);
-                       write<false>(out + row * outputs, column, outputs, low, high);
-                   });
+    with_layer(weight, bias, windows.side * windows.side * windows.channels, outputs, bytes, [&](auto layer) {
+        for_each_block(maps, rows, layer, before, threads, [&](int64_t row, int64_t column, Vec low, Vec high) {
+            if (activate) low = gelu(low), high = gelu(high);
+            write<false>(out + row * outputs, column, outputs, low, high);
+        });
+    });
 }
 
 // total (rows, dim) += fc2(GELU(fc1(norm(x)))); total may be x itself
-void patchloom_ffn(const float* x, float* total, int64_t rows, int64_t dim, int64_t hidden, const float* weight1,
-                   const float* bias1, const float* weight2, const float* bias2, float eps, int threads) {
-    if (rows == 0) return;
-    Linear fc1{weight1, bias1, dim, hidden}, fc2{weight2, bias2, hidden, dim};
-    int64_t wide = loose(hidden), block = block_rows(rows, loose(dim) + wide, threads);
-#pragma omp parallel for schedule(dynamic) num_threads(threads)
-    for (int64_t first = 0; first < rows; first += block) {
-        int64_t count = std::min(block, rows - first), stride;
-        float* middle = scratch.take(block * (wide + loose(dim)));
-        const float* left = left_side(x, first, count, dim, {eps}, middle + block * wide, stride);
-        product(left, stride, count, fc1, 0, hidden, [&](int64_t row, int64_t column, Vec low, Vec high) {
-            write<false>(middle + row * wide, column, hidden, gelu(low), gelu(high));
-        });
-        for (int64_t r = count; r < round_up(count, ROWS); r++) std::memset(middle + r * wide, 0, hidden * sizeof(float));
-        product(middle, wide, count, fc2, 0, dim, [&](int64_t row, int64_t column, Vec low, Vec high) {
-            write<true>(total + (first + row) * dim, column, dim, low, high);
-        });
-    }
+void patchloom_ffn(const float* x, float* total, int64_t rows, int64_t dim, int64_t hidden, const void* weight1,
+                   const float* bias1, const void* weight2, const float* bias2, float eps, int bytes, int threads) {
+    with_layer(weight1, bias1, dim, hidden, bytes, [&](auto fc1) {
+        add_ffn(fc1, like(fc1, weight2, bias2, hidden, dim), x, total, rows, eps, threads);
+    });
 }
 
 // softmax(scale * q k^T) v, with heads mixed before and after softmax when `before` and `after` are given
 void patchloom_attention(float* q, float* k, float* v, float* out, const int64_t* shape, const int64_t* strides,
-                         const float* before, const float* after, const float* shift, float scale, int threads) {
+                         const float* before, const float* after, const float* shift, float scale, int bytes, int threads) {
     Shape sizes{shape[0], shape[1], shape[2], shape[3], shape[4]};
     auto heads = [&](float* at, int i) { return Heads{at, strides[3 * i], strides[3 * i + 1], strides[3 * i + 2]}; };
     Heads asking = heads(q, 0), keys = heads(k, 1), values = heads(v, 2), answer = heads(out, 3);
-    int64_t parts = sizes.images % threads == 0 || sizes.images >= 4 * threads ? 1 : threads;
+    int64_t tasks = sizes.images * (bytes ? sizes.heads : 1);  // heads that are not mixed can be apart
+    int64_t parts = tasks % threads == 0 || tasks >= 4 * threads ? 1 : threads;
     int64_t part = round_up((sizes.queries + parts - 1) / parts, ROWS);
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
-    for (int64_t i = 0; i < sizes.images * parts; i++) {
-        int64_t first = i % parts * part;
-        attend(asking, keys, values, answer, sizes, {before, after, shift, scale}, i / parts, first,
-               std::min(first + part, sizes.queries));
+    for (int64_t i = 0; i < tasks * parts; i++) {
+        int64_t task = i / parts, first = i % parts * part, last = std::min(first + part, sizes.queries);
+        if (bytes)
+            attend_bytes(asking, keys, values, answer, sizes, scale, task / sizes.heads, task % sizes.heads, first, last);
+        else
+            attend(asking, keys, values, answer, sizes, {before, after, shift, scale}, task, first, last);
     }
 }
 
@@ -216,21 +268,23 @@ void patchloom_cross_patch(float* x, const int64_t* shape, const float* weight, 
 }
 
 void patchloom_gated_linear(const float* x, const float* gate, float* total, int64_t rows, int64_t tokens,
-                            const float* weight, const float* bias, int64_t inputs, int64_t outputs, int threads) {
-    add_gated_linear({weight, bias, inputs, outputs}, x, gate, rows, tokens, total, threads);
+                            const void* weight, const float* bias, int64_t inputs, int64_t outputs, int bytes, int threads) {
+    with_layer(weight, bias, inputs, outputs, bytes,
+               [&](auto layer) { add_gated_linear(layer, x, gate, rows, tokens, total, threads); });
 }
 
 // total (B, height, width, D) goes through PatchConvNet's blocks one after another; the first reads x, which may be total.
 // `shape` is B, height, width, D, channels squeezed to, blocks; `weights` are those of expand, depth-wise, squeeze, excite
 // and project of each block, each with its bias.
 void patchloom_conv_branches(float* total, const float* x, float* work, const int64_t* shape, const float* const* weights,
-                             float eps, int threads) {
+                             float eps, int bytes, int threads) {
     int64_t dim = shape[3];
-    for (int64_t i = 0; i < shape[5]; i++, weights += 10, x = total) {
-        ConvBranch branch{shape[1], shape[2], dim, shape[4], {weights[0], weights[1], dim, dim},
-                          {weights[8], weights[9], dim, dim}, weights[2], weights[3], weights[4], weights[5], weights[6],
-                          weights[7], eps};
-        add_conv_branch(branch, shape[0], x, total, work, threads);
-    }
+    for (int64_t i = 0; i < shape[5]; i++, weights += 10, x = total)
+        with_layer(weights[0], weights[1], dim, dim, bytes, [&](auto expand) {
+            auto project = like(expand, weights[8], weights[9], dim, dim);
+            ConvBranch<decltype(expand)> branch{shape[1],   shape[2],   dim,        shape[4],   expand,     project, weights[2],
+                                                weights[3], weights[4], weights[5], weights[6], weights[7], eps};
+            add_conv_branch(branch, shape[0], x, total, work, threads);
+        });
 }
 }

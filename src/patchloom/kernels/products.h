@@ -1,6 +1,6 @@
 // Products of rows with packed weights, and what is done to rows before and after them.
 //
-// Every product is one `multiply`: ROWS rows of a left side times one panel (PANEL columns) of a right side that was
+// Every product of floats is one `multiply`: ROWS rows of a left side times one panel (PANEL columns) of a right side that was
 // packed beforehand, kept in registers until an epilogue takes it.
 
 #pragma once
@@ -12,6 +12,7 @@
 
 constexpr int64_t CACHE = 224 * 1024;  // of a core's second level, what a block of rows may fill
 constexpr int64_t DEPTH = 256;         // inputs whose panel stays in the first level
+constexpr int64_t AT_ONCE = 32;        // floats that are made bytes at a time
 
 namespace {
 
@@ -61,12 +62,12 @@ class Scratch {
 
 thread_local Scratch scratch;
 
-// (x - mean) / deviation of one row; scale and shift of a LayerNorm are folded into the weights that follow
-inline void normalise(const float* x, float* out, int64_t dim, float eps) {
+// The mean of one row and one over its deviation
+inline void moments(const float* x, int64_t dim, float eps, float& mean, float& factor) {
     int64_t whole = dim / LANES * LANES;
     Vec sums = {};
     for (int64_t i = 0; i < whole; i += LANES) sums += load(x + i);
-    float mean = sum_lanes(sums);
+    mean = sum_lanes(sums);
     for (int64_t i = whole; i < dim; i++) mean += x[i];
     mean /= dim;
     Vec squares = {};
@@ -76,10 +77,23 @@ inline void normalise(const float* x, float* out, int64_t dim, float eps) {
     }
     float variance = sum_lanes(squares);
     for (int64_t i = whole; i < dim; i++) variance += (x[i] - mean) * (x[i] - mean);
-    float factor = 1 / std::sqrt(variance / dim + eps);
+    factor = 1 / std::sqrt(variance / dim + eps);
+}
+
+// (x - mean) / deviation of one row; scale and shift of a LayerNorm are folded into the weights that follow
+inline void normalise(const float* x, float* out, int64_t dim, float eps) {
+    float mean, factor;
+    moments(x, dim, eps, mean, factor);
+    int64_t whole = dim / LANES * LANES;
     for (int64_t i = 0; i < whole; i += LANES) store(out + i, (load(x + i) - mean) * factor);
     for (int64_t i = whole; i < dim; i++) out[i] = (x[i] - mean) * factor;
 }
+
+// Rows of the left side of a product: there up to a multiple of ROWS
+struct Rows {
+    const float* at;
+    int64_t stride, count;
+};
 
 // What a Linear layer is here: panels of its weights, (outputs / PANEL, inputs, PANEL), and its bias, zeros up to a panel
 struct Linear {
@@ -92,9 +106,9 @@ struct Linear {
 // row at a time.
 // A panel goes through the first-level cache DEPTH inputs at a time, with all rows; sums wait in `partial` meanwhile.
 template <class Finish>
-inline void product(const float* left, int64_t stride, int64_t rows, const Linear& layer, int64_t first, int64_t last,
-                    Finish finish) {
+inline void product(const Rows& left, const Linear& layer, int64_t first, int64_t last, Finish finish) {
     static thread_local Scratch sums;
+    const int64_t rows = left.count, stride = left.stride;
     auto* partial = reinterpret_cast<Tile<ROWS>*>(sums.take(round_up(rows, ROWS) * PANEL));
     int64_t steps = (layer.inputs + DEPTH - 1) / DEPTH, depth = (layer.inputs + steps - 1) / steps;
     for (int64_t column = first; column < last; column += PANEL) {
@@ -108,7 +122,7 @@ inline void product(const float* left, int64_t stride, int64_t rows, const Linea
                     tile.start(low, high);
                 else
                     tile = partial[row / ROWS];
-                tile.multiply(left + row * stride + from, stride, panel + from * PANEL, PANEL, count);
+                tile.multiply(left.at + row * stride + from, stride, panel + from * PANEL, PANEL, count);
                 if (from + count < layer.inputs) {
                     partial[row / ROWS] = tile;
                     continue;
@@ -143,7 +157,9 @@ inline int64_t block_rows(int64_t rows, int64_t floats_a_row, int threads) {
     return round_up((share + blocks - 1) / blocks, ROWS);
 }
 
-inline int64_t loose(int64_t width) { return width + 16; }  // a power of two would put all rows into the same cache sets
+// Floats from one row of a buffer to the next: room for AT_ONCE, and no power of two, which would put all rows into the same
+// cache sets
+inline int64_t loose(int64_t width) { return round_up(width, AT_ONCE) + 16; }
 
 // The windows of a convolution on maps (height, width, channels): a row has a window's pixels, zeros outside of the map
 struct Windows {
@@ -174,47 +190,49 @@ struct Prologue {
     bool nothing() const { return eps < 0 && !gate && !windows; }
 };
 
-// Rows for a product: x itself, or `buffer` where something is to be done or the last ROWS rows are not all there
-inline const float* left_side(const float* x, int64_t first, int64_t rows, int64_t dim, const Prologue& before,
-                              float* buffer, int64_t& stride) {
-    stride = dim;
-    if (before.nothing() && rows % ROWS == 0) return x + first * dim;
-    stride = loose(dim);
-    for (int64_t r = 0; r < rows; r++) {
-        const float* from = x + (first + r) * dim;
-        float* to = buffer + r * stride;
-        if (before.windows) {
-            before.windows->copy(x, first + r, to);
-        } else if (before.gate) {
-            const float* gate = before.gate + (first + r) / before.tokens * dim;
-            for (int64_t i = 0; i < dim; i++) to[i] = from[i] * gate[i];
-        } else if (before.eps >= 0) {
-            normalise(from, to, dim, before.eps);
-        } else {
-            std::memcpy(to, from, dim * sizeof(float));
-        }
+// One row on its way to a product
+inline void prepare(const float* x, int64_t row, int64_t dim, const Prologue& before, float* to) {
+    const float* from = x + row * dim;
+    if (before.windows) {
+        before.windows->copy(x, row, to);
+    } else if (before.gate) {
+        const float* gate = before.gate + row / before.tokens * dim;
+        for (int64_t i = 0; i < dim; i++) to[i] = from[i] * gate[i];
+    } else if (before.eps >= 0) {
+        normalise(from, to, dim, before.eps);
+    } else {
+        std::memcpy(to, from, dim * sizeof(float));
     }
-    for (int64_t r = rows; r < round_up(rows, ROWS); r++) std::memset(buffer + r * stride, 0, dim * sizeof(float));
-    return buffer;
+}
+
+// Rows [first, first + count) of x for a product: x itself, or a copy where something is to be done or the last ROWS rows
+// are not all there
+inline Rows left_side(const float* x, int64_t first, int64_t count, const Linear& layer, const Prologue& before) {
+    const int64_t dim = layer.inputs, stride = loose(dim);
+    if (before.nothing() && count % ROWS == 0) return {x + first * dim, dim, count};
+    float* buffer = scratch.take(round_up(count, ROWS) * stride);
+    for (int64_t r = 0; r < count; r++) prepare(x, first + r, dim, before, buffer + r * stride);
+    for (int64_t r = count; r < round_up(count, ROWS); r++) std::memset(buffer + r * stride, 0, dim * sizeof(float));
+    return {buffer, stride, count};
 }
 
 // `finish(row, column, low, high)` gets linear(before(x)) for all rows of x, on all threads: blocks of rows, or, where one
 // block has them all, ranges of columns, so that each weight is read by one thread alone
-template <class Finish>
-inline void for_each_block(const float* x, int64_t rows, const Linear& layer, const Prologue& before, int threads,
+template <class Layer, class Finish>
+inline void for_each_block(const float* x, int64_t rows, const Layer& layer, const Prologue& before, int threads,
                            Finish finish) {
     if (rows == 0) return;
     bool few = round_up(rows, ROWS) * loose(layer.inputs) * 4 <= 2 * CACHE;
-    int64_t block = few ? rows : block_rows(rows, loose(layer.inputs), threads);
+    int64_t fitting = block_rows(rows, loose(layer.inputs), threads);
+    int64_t many = round_up(rows / (8 * threads) + 1, 2 * ROWS);  // so many that no thread waits long for another
+    int64_t block = few ? rows : std::min(fitting, many);
     int64_t columns = few ? round_up((layer.outputs + threads - 1) / threads, PANEL) : layer.outputs;
     int64_t blocks = (rows + block - 1) / block, ranges = (layer.outputs + columns - 1) / columns;
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
     for (int64_t i = 0; i < blocks * ranges; i++) {
-        int64_t first = i / ranges * block, count = std::min(block, rows - first), stride;
-        int64_t from = i % ranges * columns, to = std::min(from + columns, layer.outputs);
-        float* buffer = scratch.take(round_up(block, ROWS) * loose(layer.inputs));
-        const float* left = left_side(x, first, count, layer.inputs, before, buffer, stride);
-        product(left, stride, count, layer, from, to,
+        int64_t first = i / ranges * block, from = i % ranges * columns;
+        auto left = left_side(x, first, std::min(block, rows - first), layer, before);
+        product(left, layer, from, std::min(from + columns, layer.outputs),
                 [&](int64_t row, int64_t column, Vec low, Vec high) { finish(first + row, column, low, high); });
     }
 }

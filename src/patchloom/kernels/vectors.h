@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
+#include <immintrin.h>
 
 #if defined(__AVX512F__) || defined(PATCHLOOM_WIDE)  // the latter for tests on a machine without AVX-512
 constexpr int LANES = 16, ROWS = 12;
@@ -15,6 +17,8 @@ constexpr int PANEL = 2 * LANES;
 
 typedef float Vec __attribute__((vector_size(LANES * 4)));
 typedef int32_t IntVec __attribute__((vector_size(LANES * 4)));
+typedef int16_t ShortVec __attribute__((vector_size(LANES * 4)));
+typedef int8_t ByteVec __attribute__((vector_size(LANES * 4)));
 typedef float LooseVec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 
 namespace {
@@ -22,9 +26,40 @@ namespace {
 inline Vec load(const float* p) { return *reinterpret_cast<const LooseVec*>(p); }
 inline void store(float* p, Vec x) { *reinterpret_cast<LooseVec*>(p) = x; }
 inline Vec fill(float x) { return x - Vec{}; }
-inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }
-inline Vec smaller(Vec a, Vec b) { return a < b ? a : b; }
 inline int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+
+// larger, smaller: the processor's own, b where one of them is no number. multiply_bytes: the sums of two adjacent products
+// each, of bytes that are unsigned in a and signed in b. add_pairs: the sums of two adjacent numbers each.
+#ifdef __AVX512BW__
+inline Vec larger(Vec a, Vec b) { return (Vec)_mm512_max_ps((__m512)a, (__m512)b); }
+inline Vec smaller(Vec a, Vec b) { return (Vec)_mm512_min_ps((__m512)a, (__m512)b); }
+inline ShortVec multiply_bytes(ByteVec a, ByteVec b) { return (ShortVec)_mm512_maddubs_epi16((__m512i)a, (__m512i)b); }
+inline IntVec add_pairs(ShortVec x) { return (IntVec)_mm512_madd_epi16((__m512i)x, _mm512_set1_epi16(1)); }
+#else
+// A function of registers of AVX2, on each that a vector fills
+template <class To, class Register, class From, class Function>
+inline To by_registers(From a, From b, Function function) {
+    Register left[LANES / 8], right[LANES / 8];
+    std::memcpy(left, &a, sizeof a), std::memcpy(right, &b, sizeof b);
+    for (int i = 0; i < LANES / 8; i++) left[i] = function(left[i], right[i]);
+    To out;
+    std::memcpy(&out, left, sizeof out);
+    return out;
+}
+
+inline Vec larger(Vec a, Vec b) {
+    return by_registers<Vec, __m256>(a, b, [](__m256 x, __m256 y) { return _mm256_max_ps(x, y); });
+}
+inline Vec smaller(Vec a, Vec b) {
+    return by_registers<Vec, __m256>(a, b, [](__m256 x, __m256 y) { return _mm256_min_ps(x, y); });
+}
+inline ShortVec multiply_bytes(ByteVec a, ByteVec b) {
+    return by_registers<ShortVec, __m256i>(a, b, [](__m256i x, __m256i y) { return _mm256_maddubs_epi16(x, y); });
+}
+inline IntVec add_pairs(ShortVec x) {
+    return by_registers<IntVec, __m256i>(x, ShortVec{} + 1, [](__m256i a, __m256i b) { return _mm256_madd_epi16(a, b); });
+}
+#endif
 
 inline float sum_lanes(Vec x) {
     float total = 0;
@@ -57,6 +92,15 @@ inline Vec exp_negative(Vec x) {
     return (Vec)power;
 }
 
+// exp(x) for x <= 0 to 2e-4 of it, for what is rounded to bytes: 2^n 2^f with |f| <= 1/2
+inline Vec rough_exp_negative(Vec x) {
+    const float rounder = 12582912.0f;
+    Vec power = larger(fill(-125.0f), x * 1.44269504f), shifted = power + rounder;
+    Vec f = power - (shifted - rounder);
+    Vec p = ((f * 0.0558263f + 0.2401397f) * f + 0.6931426f) * f + 1.0f;
+    return (Vec)(((IntVec)shifted << 23) + (IntVec)p);
+}
+
 // The exact GELU x (1 + erf(x / sqrt(2))) / 2, erf as a quotient of polynomials
 inline Vec gelu(Vec x) {
     Vec z = smaller(larger(x * 0.70710678f, fill(-4.0f)), fill(4.0f));
@@ -75,6 +119,19 @@ inline Vec gelu(Vec x) {
     q = q * s + 1.0f;
     Vec half = x * 0.5f;
     return half + half * (z * p / q);
+}
+
+// GELU to 5e-4, for what is rounded to bytes: x (1/2 + z P(z^2)) with z = x up to 3.7, where that is x or 0
+inline Vec rough_gelu(Vec x) {
+    Vec z = smaller(larger(x, fill(-3.7f)), fill(3.7f));
+    Vec s = z * z;
+    Vec p = fill(-4.89974400e-07f);
+    p = p * s + 2.68888290e-05f;
+    p = p * s - 6.17503463e-04f;
+    p = p * s + 7.84871448e-03f;
+    p = p * s - 6.25877882e-02f;
+    p = p * s + 3.96475169e-01f;
+    return x * (z * p + 0.5f);
 }
 
 inline Vec sigmoid(Vec x) {

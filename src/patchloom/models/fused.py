@@ -1,7 +1,8 @@
 """A copy of a network for inference: norms and scales folded into the weights beside them, residuals in place.
 
-Exact to float rounding. Each residual branch becomes one that adds to the tokens where they are; a branch of a kind
-that is not known here stays as it is. Shapes: x is (B, N, D) tokens or (B, height, width, D) maps.
+Exact to float rounding, unless its products are of bytes. Each residual branch becomes one that adds to the tokens
+where they are; a branch of a kind that is not known here stays as it is. Shapes: x is (B, N, D) tokens or
+(B, height, width, D) maps.
 """
 
 from __future__ import annotations
@@ -32,32 +33,52 @@ from patchloom.layers.stems import Stem
 from patchloom.models.network import Network, unwrapped
 
 
-def fuse(model: nn.Module, class_token_only: bool = True, kernels: bool = True) -> Network:
-    """A copy of `model` for inference: the same logits to float rounding, faster; `model` stays as it is.
+def fuse(model: nn.Module, class_token_only: bool = True, kernels: bool = True, int8: bool = False) -> Network:
+    """A copy of `model` for inference: faster, the same logits to float rounding; `model` stays as it is.
 
     class_token_only   the last block computes what the logits need and no more; `features` always gives every token
     kernels            use the C++ kernels where they can be used: float32 on a CPU that has the instructions
+    int8               multiply bytes, with the kernels: not exact, faster still
     """
     network = copy.deepcopy(unwrapped(model)).eval().requires_grad_(False)
     if network.fused:
-        if not kernels:
+        if int8 or not kernels:
             raise PatchloomError("This is a fused copy already: fuse the network that it was made from.")
         network.class_token_only = class_token_only
         return network
-    first = next(network.parameters())
-    kernels = kernels and first.is_cpu and first.dtype == torch.float32 and native.available()
+    form = _form(next(network.parameters()), kernels, int8)
     network.class_token_only = class_token_only
     network.fused = True
     in_place = not any(hooked(module) for module in network.modules())  # a hook may keep what it is shown
     for stage in (network.blocks, network.pool):
         for block in filter(lambda block: isinstance(block, Block), stage):
             for name, residual in block.named_children():
-                setattr(block, name, fuse_residual(residual, kernels, in_place))
-    if kernels and (convs := column_of(network.blocks)):
+                setattr(block, name, fuse_residual(residual, form, in_place))
+    if form.kernels and (convs := column_of(network.blocks)):
         network.blocks = nn.ModuleList([FusedColumn(convs)])
-    if kernels and (stages := stages_of(network.stem)):
-        network.stem = FusedStem(stages)
+    if form.kernels and (stages := stages_of(network.stem)):
+        network.stem = FusedStem(stages, form)
+    parts = (*network.blocks.buffers(), *network.pool.buffers())
+    if int8 and not any(part.dtype == torch.int8 for part in parts):
+        raise PatchloomError(f"int8=True changes nothing in the blocks of {network.config.name}: they cannot be fused.")
     return network
+
+
+def _form(parameter: Tensor, kernels: bool, int8: bool) -> Form:
+    """What can be had of what was asked for."""
+    here = parameter.is_cpu and parameter.dtype == torch.float32
+    if int8 and not (kernels and here and native.available()):
+        found = f"these weights are {parameter.dtype} on {parameter.device}." if not here else native.why_not()
+        why = found if kernels else "kernels=False was asked for."
+        raise PatchloomError(f"int8=True needs the C++ kernels and float32 weights on a CPU: {why}")
+    return Form(kernels and here and native.available(), int8)
+
+
+class Form(NamedTuple):
+    """How a fused copy computes: with the C++ kernels, and there with products of bytes."""
+
+    kernels: bool
+    int8: bool = False
 
 
 class FoldedLinear(nn.Module):
@@ -66,12 +87,14 @@ class FoldedLinear(nn.Module):
     weight: Tensor
     bias: Tensor
 
-    def __init__(self, weight: Tensor, bias: Tensor, kernels: bool) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor, form: Form) -> None:
         super().__init__()
         self.outputs = len(weight)
-        self.kernels = kernels
-        self.register_buffer("weight", native.pack(weight) if kernels else weight.contiguous())
-        self.register_buffer("bias", native.padded(bias) if kernels else bias.contiguous())
+        self.kernels = form.kernels
+        if form.kernels:
+            weight, bias = native.pack_bytes(weight, bias) if form.int8 else native.pack(weight, bias)
+        self.register_buffer("weight", weight.contiguous())
+        self.register_buffer("bias", bias.contiguous())
 
     def forward(self, x: Tensor, eps: float = -1.0, activate: bool = False) -> Tensor:
         """Of x (..., D), normalised when eps >= 0; through a GELU when told to."""
@@ -81,11 +104,11 @@ class FoldedLinear(nn.Module):
         """Outputs first to last alone."""
         if not self.kernels:
             return self._apply_part(x, self.weight[first:last], self.bias[first:last], last - first, eps, False)
-        width = self.weight.shape[-1]
+        width = self.bias.shape[-1]
         if first % width or last % width:
             return self(x, eps)[..., first:last]
-        panels = self.weight[first // width : last // width]
-        return self._apply_part(x, panels, self.bias[first:last], last - first, eps, False)
+        panels = slice(first // width, last // width)
+        return self._apply_part(x, self.weight[panels], self.bias[panels], last - first, eps, False)
 
     def _apply_part(self, x: Tensor, weight: Tensor, bias: Tensor, outputs: int, eps: float, activate: bool) -> Tensor:
         if self.kernels:
@@ -133,18 +156,18 @@ class FusedAttention(nn.Module):
     after: Tensor | None
     shift: Tensor | None
 
-    def __init__(self, branch: Branch, kernels: bool) -> None:
+    def __init__(self, branch: Branch, form: Form) -> None:
         super().__init__()
         attention = branch.fn
         assert isinstance(attention, Attention)
         self.heads, self.scale = attention.heads, attention.scale
         self.in_keys = getattr(attention, "in_keys", True)
-        self.kernels = kernels
+        self.form = form
         for name in ("before", "after", "shift"):
             self.register_buffer(name, None)
         self.eps, *affine = norm_parts(branch.norm)
-        self.qkv = FoldedLinear(*fold_input(*_projections(attention), *affine), kernels)
-        self.proj = FoldedLinear(*fold_output(attention.proj, branch.scale), kernels)
+        self.qkv = FoldedLinear(*fold_input(*_projections(attention), *affine), form)
+        self.proj = FoldedLinear(*fold_output(attention.proj, branch.scale), form)
         if isinstance(attention, TalkingHeadsAttention):
             self.before, self.after = attention.proj_l.weight * self.scale, attention.proj_w.weight.clone()
             self.shift = attention.proj_w.bias.clone()
@@ -162,10 +185,10 @@ class FusedAttention(nn.Module):
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """(B, H, Q, d) and twice (B, H, K, d) -> (B, Q, D)."""
         if self.before is None or self.after is None or self.shift is None:
-            if self.kernels and q.shape[2] >= FEW_QUERIES:
-                return torch.ops.patchloom.attention(q, k, v, self.scale)
+            if self.form.kernels and q.shape[2] >= FEW_QUERIES:
+                return torch.ops.patchloom.attention(q, k, v, self.scale, self.form.int8)
             return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
-        if self.kernels:
+        if self.form.kernels:
             return torch.ops.patchloom.talking_heads(q, k, v, self.before, self.after, self.shift)
         lift = self.shift[:, None, None] * v.sum(dim=-2, keepdim=True)
         return talking_heads_by_image(q, k, v, self.before, self.after, lift).transpose(1, 2).flatten(2)
@@ -183,14 +206,14 @@ def _projections(attention: Attention) -> tuple[Tensor, Tensor]:
 class FusedFFN(nn.Module):
     """total += scale(fc2(GELU(fc1(norm(x)))))."""
 
-    def __init__(self, branch: Branch, kernels: bool) -> None:
+    def __init__(self, branch: Branch, form: Form) -> None:
         super().__init__()
         ffn = branch.fn
         assert isinstance(ffn, FFN)
-        self.kernels = kernels
+        self.kernels = form.kernels
         self.eps, *affine = norm_parts(branch.norm)
-        self.fc1 = FoldedLinear(*fold_input(*_matrix(ffn.fc1), *affine), kernels)
-        self.fc2 = FoldedLinear(*fold_output(ffn.fc2, branch.scale), kernels)
+        self.fc1 = FoldedLinear(*fold_input(*_matrix(ffn.fc1), *affine), form)
+        self.fc2 = FoldedLinear(*fold_output(ffn.fc2, branch.scale), form)
 
     def forward(self, total: Tensor, x: Tensor, _: int | None = None) -> Tensor:
         if not self.kernels:
@@ -209,7 +232,7 @@ class FusedCrossPatch(nn.Module):
     channels: Tensor
     patches: Tensor
 
-    def __init__(self, branch: Branch, kernels: bool) -> None:
+    def __init__(self, branch: Branch, form: Form) -> None:
         super().__init__()
         mixing = branch.fn
         assert isinstance(mixing, CrossPatchLinear)
@@ -218,7 +241,7 @@ class FusedCrossPatch(nn.Module):
         dim = max(part.numel() for part in (alpha, beta, gamma))
         weight, bias = mixing.weight, mixing.bias.double()
         vectors = [part.to(weight).expand(dim) for part in (gamma * alpha, gamma * beta, gamma)]
-        self.kernels = kernels and dim > 1
+        self.kernels = form.kernels and dim > 1
         room = -len(weight) % 12 if self.kernels else 0
         self.register_buffer("weight", F.pad(weight, (0, 0, 0, room)).contiguous())
         self.register_buffer("channels", torch.stack([native.padded(v) if self.kernels else v for v in vectors]))
@@ -243,12 +266,12 @@ class FusedConv(nn.Module):
     excite: Tensor
     excite_bias: Tensor
 
-    def __init__(self, branch: Branch, kernels: bool) -> None:
+    def __init__(self, branch: Branch, form: Form) -> None:
         super().__init__()
         conv = branch.fn
         assert isinstance(conv, ConvBranch)
         self.eps, *affine = norm_parts(branch.norm)
-        self.expand = FoldedLinear(*fold_input(*_matrix(conv.expand), *affine), kernels)
+        self.expand = FoldedLinear(*fold_input(*_matrix(conv.expand), *affine), form)
         self.depthwise = conv.depthwise
         self.register_buffer("taps", conv.depthwise.weight.flatten(1).t().contiguous())
         reduce, expand = _matrix(conv.squeeze_excite.conv_reduce), _matrix(conv.squeeze_excite.conv_expand)
@@ -257,8 +280,8 @@ class FusedConv(nn.Module):
         self.register_buffer("squeeze_bias", F.pad(reduce[1], (0, room)))
         self.register_buffer("excite", F.pad(expand[0].t(), (0, 0, 0, room)).contiguous())
         self.register_buffer("excite_bias", expand[1].clone())
-        self.kernels = kernels and len(self.excite_bias) % LANES == 0
-        self.project = FoldedLinear(*fold_output(conv.project, branch.scale), kernels)
+        self.kernels = form.kernels and len(self.excite_bias) % LANES == 0
+        self.project = FoldedLinear(*fold_output(conv.project, branch.scale), form)
 
     def weights(self) -> list[Tensor]:
         """As the kernel takes them."""
@@ -296,9 +319,9 @@ class FusedColumn(nn.Module):
 class FusedStem(nn.Module):
     """Convolutions of images (B, C, height, width) -> tokens (B, N, D): norms folded in, maps with channels last."""
 
-    def __init__(self, stages: list[Stage]) -> None:
+    def __init__(self, stages: list[Stage], form: Form) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(FoldedLinear(*stage.folded(), kernels=True) for stage in stages)
+        self.layers = nn.ModuleList(FoldedLinear(*stage.folded(), form) for stage in stages)
         self.windows = [stage.window() for stage in stages]
 
     def forward(self, images: Tensor) -> Tensor:
@@ -366,7 +389,7 @@ def _plain(module: nn.Module) -> bool:
     return any(replaceable(module, kind) for kind in _PLAIN)
 
 
-def fuse_residual(residual: nn.Module, kernels: bool, in_place: bool = True) -> nn.Module:
+def fuse_residual(residual: nn.Module, form: Form, in_place: bool = True) -> nn.Module:
     """The residual in its fused form; a gate other than addition, or a stand-in for a plain layer, stays as it is."""
     if (
         not isinstance(residual, Residual)
@@ -375,7 +398,7 @@ def fuse_residual(residual: nn.Module, kernels: bool, in_place: bool = True) -> 
     ):
         return residual
     branches = [branch for branch in residual.branches if isinstance(branch, Branch)]
-    return FusedResidual([fuse_branch(branch, kernels) for branch in branches], in_place)
+    return FusedResidual([fuse_branch(branch, form) for branch in branches], in_place)
 
 
 def column_of(blocks: nn.ModuleList) -> list[FusedConv]:
@@ -390,13 +413,13 @@ def column_of(blocks: nn.ModuleList) -> list[FusedConv]:
     return found if alike and found[0].kernels else []
 
 
-def fuse_branch(branch: Branch, kernels: bool) -> nn.Module:
+def fuse_branch(branch: Branch, form: Form) -> nn.Module:
     kind = _FUSED.get(type(branch.fn))
     if kind is None or (kind is FusedCrossPatch and isinstance(branch.norm, nn.LayerNorm)):
         return branch  # statistics of each token do not go past a mixing of tokens
     if kind is FusedCrossPatch and isinstance(branch.scale, FixupScale):
         return branch
-    return kind(branch, kernels)
+    return kind(branch, form)
 
 
 _ONE_AND_ZERO = torch.ones((), dtype=torch.double), torch.zeros((), dtype=torch.double)  # scalars go to any device

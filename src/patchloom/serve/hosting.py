@@ -25,10 +25,11 @@ class HostedModel:
     name: str
     network: Network
     shared: bool = False  # its tensors are those of a base that other models have as well
+    int8: bool = False
 
     def __post_init__(self) -> None:
         # a fused copy has weights of its own, which would undo the sharing
-        self.answering = self.network if self.shared else fuse(self.network)
+        self.answering = self.network if self.shared else fuse(self.network, int8=self.int8)
 
     @cached_property
     def twin(self) -> Network:
@@ -55,9 +56,11 @@ class Hosting:
     """All models that are served. A reload loads them anew beside the old ones, then takes their place at once;
     requests that have a model keep it until they are answered."""
 
-    def __init__(self, sources: Sequence[str], base: str | None = None) -> None:
+    def __init__(self, sources: Sequence[str], base: str | None = None, int8: bool = False) -> None:
+        if int8 and base is not None:
+            raise PatchloomError("--int8 needs weights of its own for each model, --base shares them: choose one.")
         self.sources = list(sources)
-        self.base = base
+        self.base, self.int8 = base, int8
         self._reloading = threading.Lock()
         self.models = self._load()
 
@@ -68,7 +71,7 @@ class Hosting:
             network = base if base is not None and source == self.base else _open(source, base)
             if network.config.in_chans != 3:
                 raise PatchloomError(f"{source} takes {network.config.in_chans} channels; a photo has 3.")
-            models[name] = HostedModel(name, network, shared=base is not None)
+            models[name] = HostedModel(name, network, shared=base is not None, int8=self.int8)
         return models
 
     def reload(self) -> dict[str, HostedModel]:

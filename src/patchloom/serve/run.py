@@ -24,12 +24,18 @@ from patchloom.serve.settings import Settings
 from patchloom.training.console import Console
 
 
-def serve(sources: Sequence[str], settings: Settings, base: str | None = None, console: Console | None = None) -> None:
+def serve(
+    sources: Sequence[str],
+    settings: Settings,
+    base: str | None = None,
+    int8: bool = False,
+    console: Console | None = None,
+) -> None:
     """Serve models until SIGTERM or SIGINT; SIGHUP loads them anew."""
     console = console or Console(sys.stderr)
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # pixels are counted before Pillow decodes any
     with _bound(settings) as listener:
-        service = Service(Hosting(sources, base), settings)
+        service = Service(Hosting(sources, base, int8), settings)
         asyncio.run(_serve(service, listener, console))
     cut_off = service.metrics.unanswered
     console.say(f"Stopped; {cut_off} requests were cut off." if cut_off else "Stopped; every request was answered.")

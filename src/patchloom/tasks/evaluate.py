@@ -53,6 +53,7 @@ def scores(
     workers: int = 0,
     strict: bool = False,
     class_map: Mapping[str, str] | None = None,
+    int8: bool = False,
     console: Console | None = None,
 ) -> Scores:
     """What a model says of every labelled image.
@@ -64,10 +65,11 @@ def scores(
     head         of a distilled network: "class", "distill" or "both", with the fusion "logits" or "softmax"
     base         of a delta: the weights that it was made from
     class_map    the data's class names -> the model's, where they differ (ImageNet V2's folders are numbers)
+    int8         with products of bytes, see `patchloom.fuse`
     """
     if batch < 1 or workers < 0:
         raise PatchloomError(f"A batch has at least one image, and workers are 0 or more: {batch}, {workers}.")
-    network = fuse(open_model(model, resolution, base))
+    network = fuse(open_model(model, resolution, base), int8=int8)
     how = test_preprocessing(network, crop_ratio)
     answer = None if head is None else head_answer(network, head, fusion)
     source, items = open_items(data, labels, split, held_out_by(model, data), strict, workers, console)

@@ -1,0 +1,72 @@
+"""The other benchmarks run, on cases so small that they take seconds."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import patchloom
+from conftest import assert_close, stir
+from patchloom.kernels import native
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def script(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module(name)
+
+
+@pytest.mark.skipif(not native.available(), reason=str(native.why_not()))
+def test_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    choices = script("choices", monkeypatch)
+    rows = [choices.few_queries(2, 1, 1), choices.drop_rate(0.4, 2, 1), choices.talking("cait_xxs24", 1, 1)]
+    assert all(0 < row["low"] <= row["ratio"] <= row["high"] for row in rows)
+
+
+def test_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = script("steps", monkeypatch)
+    case = steps.Case("cait_xxs24_224", "cait_xxs24", {"depth": 1}, 0.5, 2, 1.0)
+    theirs, ours = steps.networks(case)
+    images = torch.randn(2, 3, 224, 224)
+    with torch.no_grad():
+        assert_close(ours.eval()(images), theirs.eval()(images), 1e-5)
+    row = steps.measure("small", case, 1)
+    assert row["ratio"] > 0
+    assert 0 < row["kept"] < 1
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # timm's reader leaves files open
+def test_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loading = script("loading", monkeypatch)
+    for number in range(4):
+        (tmp_path / str(number % 2)).mkdir(exist_ok=True)
+        noise = np.random.default_rng(number).integers(0, 256, (80, 90, 3), dtype=np.uint8)
+        Image.fromarray(noise).save(tmp_path / str(number % 2) / f"{number}.jpg")
+    options = argparse.Namespace(folder=str(tmp_path), images=8, size=32, batch=4, workers=0, rounds=1)
+    rows = list(loading.measured(options))
+    assert [row["model"] for row in rows][1:] == ["exact", "fast"]
+    assert rows[0]["ratio"] == 1
+    assert loading.ours(str(tmp_path), options, "exact")() == loading.theirs(str(tmp_path), options)() == 8
+
+
+def test_reduced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reduced = script("reduced", monkeypatch)
+    network = stir(patchloom.create_model("deit_nano", num_classes=6)).eval()
+    monkeypatch.setattr(reduced, "networks", lambda *_: (network, network))
+    images = torch.randn(8, 3, *network.config.img_size)
+    with torch.inference_mode():
+        reduced.write_graphs("small", None, tmp_path)
+        want = network(images)
+        for name, make in reduced.FORMS.items():
+            if form := make(network, str(tmp_path / "small")):
+                assert_close(form(images), want, 1e-4 if "float32" in name else 0.2, name)
+        assert reduced.agreement(network, network, images) == 1
+        assert reduced.agreement(network, lambda x: -network(x), images) == 0
