@@ -150,7 +150,8 @@ void attend(const Heads& q, const Heads& k, const Heads& v, const Heads& out, co
 constexpr int64_t ASKING = 24;  // queries at a time, a multiple of ROWS
 
 // A matrix (depth, columns) of an image as a layer without biases
-inline ByteLinear quantised(Scratch& memory, const float* from, int64_t step_k, int64_t step_n, int64_t depth, int64_t columns) {
+inline ByteLinear quantised(Scratch& memory, const float* from, int64_t step_k, int64_t step_n, int64_t depth,
+                            int64_t columns) {
     int64_t wide = round_up(columns, PANEL);
     float* terms = memory.take(3 * wide + round_up(depth, GROUP) * wide / 4);
     auto* weight = reinterpret_cast<int8_t*>(terms + 3 * wide);

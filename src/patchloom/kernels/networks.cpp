@@ -1,4 +1,5 @@
-// Inference on a CPU, in float32 or with products of bytes: products with what comes before and after them, so that activations stay in the cache.
+// Inference on a CPU, in float32 or with products of bytes: products with what comes before and after them, so that
+// activations stay in the cache.
 //
 // Shapes: B images, N tokens, D channels, H heads. Compiled once for each instruction set (see build.py); the loader picks
 // the one that the machine has.
@@ -20,7 +21,8 @@ struct ConvBranch {
 
 // One vector of channels of a depth-wise 3 x 3 convolution of a map (height, width, PANEL), with zeros around it
 template <class Layer>
-inline Vec convolve(const float* map, int64_t row, int64_t column, const ConvBranch<Layer>& branch, const Vec* taps, Vec total) {
+inline Vec convolve(const float* map, int64_t row, int64_t column, const ConvBranch<Layer>& branch, const Vec* taps,
+                    Vec total) {
     const float* centre = map + (row * branch.width + column) * PANEL;
     if (row > 0 && row < branch.height - 1 && column > 0 && column < branch.width - 1) {
 #pragma GCC unroll 9
@@ -38,7 +40,8 @@ inline Vec convolve(const float* map, int64_t row, int64_t column, const ConvBra
 // Channels [first, last) of out = GELU(depth-wise(GELU(expand(norm(x))))) and of its mean, for one image. A panel of the
 // expanded map is convolved while it is in the first-level cache.
 template <class Layer>
-void expand_and_convolve(const ConvBranch<Layer>& branch, const float* x, int64_t first, int64_t last, float* out, float* mean) {
+void expand_and_convolve(const ConvBranch<Layer>& branch, const float* x, int64_t first, int64_t last, float* out,
+                         float* mean) {
     static thread_local Scratch expanded;
     int64_t tokens = branch.tokens(), dim = branch.dim;
     float* panel = expanded.take(tokens * PANEL);
