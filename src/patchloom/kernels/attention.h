@@ -26,24 +26,30 @@ inline float soften(float* scores, int64_t keys, float scale) {
     return 1 / sum_lanes(sum);
 }
 
-constexpr int MIX = 4;  // heads mixed at once
+constexpr int MIX = 4;          // heads mixed at once
+constexpr int64_t ASKING = 24;  // queries at a time, a multiple of ROWS
 
-// mixed[g] = shift[g] + sum over h of weight[g, h] * scores[h] for some queries; scores and mixed are (H, queries, keys),
-// weight has its rows padded to MIX and may be another one for each query, `weight_query` further on
-inline void mix_heads(const float* weight, int64_t weight_query, const float* shift, const float* scores, float* mixed,
-                      int64_t heads, int64_t queries, int64_t padded) {
-    for (int64_t r = 0; r < queries; r++)
-        for (int64_t n = 0; n < padded; n += PANEL)
-            for (int64_t g = 0; g < heads; g += MIX) {
-                Tile<MIX> tile;
-                for (int i = 0; i < MIX; i++) tile.at[i][0] = tile.at[i][1] = fill(shift ? shift[g + i] : 0.0f);
-                tile.multiply(weight + r * weight_query + g * heads, heads, scores + r * padded + n, queries * padded, heads);
-                for (int64_t i = 0; i < std::min<int64_t>(MIX, heads - g); i++) {
-                    float* to = mixed + ((g + i) * queries + r) * padded + n;
-                    store(to, tile.at[i][0]);
-                    store(to + LANES, tile.at[i][1]);
+// to[g] = shift[g] + sum over h of weight[g, h] * from[h], vectors of `size` floats that are `step` and `step_to` apart;
+// weight has its rows padded to MIX
+inline void mix_heads(const float* weight, const float* shift, const float* from, int64_t step, float* to, int64_t step_to,
+                      int64_t heads, int64_t size) {
+    for (int64_t g = 0; g < heads; g += MIX)
+        for (int64_t n = 0; n < size; n += PANEL) {
+            Vec sums[MIX][2];
+            for (int i = 0; i < MIX; i++) sums[i][0] = sums[i][1] = fill(shift ? shift[g + i] : 0.0f);
+            for (int64_t h = 0; h < heads; h++) {
+                Vec low = load(from + h * step + n), high = load(from + h * step + n + LANES);
+                for (int i = 0; i < MIX; i++) {
+                    float x = weight[(g + i) * heads + h];
+                    sums[i][0] += x * low;
+                    sums[i][1] += x * high;
                 }
             }
+            for (int64_t i = 0; i < std::min<int64_t>(MIX, heads - g); i++) {
+                store(to + (g + i) * step_to + n, sums[i][0]);
+                store(to + (g + i) * step_to + n + LANES, sums[i][1]);
+            }
+        }
 }
 
 // A tensor (B, H, tokens, width) whose last dimension is dense
@@ -63,91 +69,72 @@ struct Mixing {
     float scale;
 };
 
-// `finish(row, column, low, high)` gets rows [0, rows) of left times packed panels of `columns` columns; the rows of left are
-// there up to a multiple of ROWS
+// `finish(row, column, low, high)` gets rows [0, rows) of left times packed panels of `columns` columns
 template <class Finish>
 inline void multiply_panels(const float* left, int64_t side, int64_t rows, const float* panels, int64_t depth,
                             int64_t columns, Finish finish) {
     for (int64_t column = 0; column < columns; column += PANEL)
         for (int64_t row = 0; row < rows; row += ROWS) {
+            int64_t here = std::min<int64_t>(ROWS, rows - row);
             Tile<ROWS> tile;
             tile.start(Vec{}, Vec{});
-            tile.multiply(left + row * side, side, panels + column * depth, PANEL, depth);
-            for (int64_t r = 0; r < std::min<int64_t>(ROWS, rows - row); r++)
-                finish(row + r, column, tile.at[r][0], tile.at[r][1]);
+            tile.multiply(here, columns - column, left + row * side, side, panels + column * depth, PANEL, depth);
+            for (int64_t r = 0; r < here; r++) finish(row + r, column, tile.at[r][0], tile.at[r][1]);
         }
 }
 
 // scores (rows, padded) = queries (rows, width) times packed keys
-inline void score(const float* queries, int64_t side, int64_t rows, const float* keys, int64_t width, float* scores,
-                  int64_t padded) {
-    multiply_panels(queries, side, rows, keys, width, padded, [&](int64_t row, int64_t column, Vec low, Vec high) {
+inline void score(const float* queries, int64_t side, int64_t rows, const float* packed, int64_t width, int64_t keys,
+                  float* scores, int64_t padded) {
+    multiply_panels(queries, side, rows, packed, width, keys, [&](int64_t row, int64_t column, Vec low, Vec high) {
         store(scores + row * padded + column, low);
         store(scores + row * padded + column + LANES, high);
     });
 }
 
-// Where the parts of an image's attention are while it is computed
-struct Attending {
-    int64_t padded, of_key, of_value, mixed_rows;
-    float *keys, *values, *scores, *mixed, *asking, *factors, *inverse;
-
-    explicit Attending(const Shape& shape) {
-        int64_t heads = shape.heads, all;
-        padded = round_up(shape.keys, PANEL), all = heads * ROWS * padded, mixed_rows = round_up(heads, MIX);
-        of_key = shape.width * padded, of_value = round_up(shape.width, PANEL) * shape.keys;
-        int64_t queries = heads * ROWS * shape.width, factor = ROWS * mixed_rows * heads;
-        keys = scratch.take(heads * (of_key + of_value) + 2 * all + queries + factor + heads * ROWS);
-        values = keys + heads * of_key, scores = values + heads * of_value, mixed = scores + all, asking = mixed + all;
-        factors = asking + queries, inverse = factors + factor;
-        std::memset(asking, 0, (queries + factor) * sizeof(float));
-    }
-
-    // factors[query, g, h] = after[g, h] / the sum of head h's exponentials
-    void divide(const float* after, int64_t heads) {
-        for (int64_t r = 0; r < ROWS; r++)
-            for (int64_t g = 0; g < heads; g++)
-                for (int64_t h = 0; h < heads; h++)
-                    factors[(r * mixed_rows + g) * heads + h] = after[g * heads + h] * inverse[h * ROWS + r];
-    }
-};
-
-// Queries [first, last) of one image. Of its keys and values all are packed, so that they come dense into the cache.
-void attend(const Heads& q, const Heads& k, const Heads& v, const Heads& out, const Shape& shape, const Mixing& mixing,
-            int64_t image, int64_t first, int64_t last) {
-    const int64_t heads = shape.heads, width = shape.width, keys = shape.keys;
-    Attending at(shape);
+// Softmax between the two mixings, of one query: its scores (H, padded), `step` apart, are written over
+inline void soften_mixed(const Mixing& mixing, float* scores, int64_t step, int64_t heads, int64_t keys, float* work) {
+    int64_t padded = round_up(keys, PANEL);
+    float *mixed = work, *factors = mixed + heads * padded;
+    mix_heads(mixing.before, nullptr, scores, step, mixed, padded, heads, padded);
     for (int64_t h = 0; h < heads; h++) {
-        pack(k.row(image, h, 0), 1, k.token, width, keys, at.keys + h * at.of_key);
-        pack(v.row(image, h, 0), v.token, 1, keys, width, at.values + h * at.of_value);
+        float inverse = soften(mixed + h * padded, keys, mixing.scale);
+        for (int64_t g = 0; g < heads; g++) factors[g * heads + h] = mixing.after[g * heads + h] * inverse;
     }
-    for (int64_t from = first; from < last; from += ROWS) {
-        int64_t count = std::min<int64_t>(ROWS, last - from);
-        for (int64_t h = 0; h < heads; h++) {
-            float* mine = at.asking + h * ROWS * width;
-            for (int64_t r = 0; r < count; r++) std::memcpy(mine + r * width, q.row(image, h, from + r), width * sizeof(float));
-            score(mine, width, ROWS, at.keys + h * at.of_key, width, at.scores + h * ROWS * at.padded, at.padded);
-        }
-        if (mixing.before) {
-            mix_heads(mixing.before, 0, nullptr, at.scores, at.mixed, heads, ROWS, at.padded);
-            std::swap(at.scores, at.mixed);
-        }
-        for (int64_t i = 0; i < heads * ROWS; i++) at.inverse[i] = soften(at.scores + i * at.padded, keys, mixing.scale);
-        if (mixing.after) {
-            at.divide(mixing.after, heads);
-            mix_heads(at.factors, at.mixed_rows * heads, mixing.shift, at.scores, at.mixed, heads, ROWS, at.padded);
-            std::swap(at.scores, at.mixed);
-        }
+    mix_heads(factors, mixing.shift, mixed, padded, scores, step, heads, padded);
+}
+
+// Queries [first, last) of heads [head, head + heads) of one image: all of them where they are mixed. Keys and values are
+// packed, so that they come dense into the cache.
+void attend(const Heads& q, const Heads& k, const Heads& v, const Heads& out, const Shape& shape, const Mixing& mixing,
+            int64_t image, int64_t head, int64_t heads, int64_t first, int64_t last) {
+    const int64_t width = shape.width, keys = shape.keys, padded = round_up(keys, PANEL), step = ASKING * padded;
+    const int64_t of_key = width * padded, of_value = round_up(width, PANEL) * keys;
+    const int64_t of_work = heads * padded + round_up(heads, MIX) * heads;
+    float* packed = scratch.take(heads * (of_key + of_value + step) + of_work);
+    float *values = packed + heads * of_key, *scores = values + heads * of_value, *work = scores + heads * step;
+    float inverse[ASKING];
+    for (int64_t h = 0; h < heads; h++) {
+        pack(k.row(image, head + h, 0), 1, k.token, width, keys, packed + h * of_key);
+        pack(v.row(image, head + h, 0), v.token, 1, keys, width, values + h * of_value);
+    }
+    for (int64_t from = first; from < last; from += ASKING) {
+        int64_t count = std::min<int64_t>(ASKING, last - from);
         for (int64_t h = 0; h < heads; h++)
-            multiply_panels(at.scores + h * ROWS * at.padded, at.padded, count, at.values + h * at.of_value, keys, width,
+            score(q.row(image, head + h, from), q.token, count, packed + h * of_key, width, keys, scores + h * step, padded);
+        for (int64_t r = 0; r < count; r++)
+            if (mixing.before)
+                soften_mixed(mixing, scores + r * padded, step, heads, keys, work), inverse[r] = 1;
+            else
+                inverse[r] = soften(scores + r * padded, keys, mixing.scale);
+        for (int64_t h = 0; h < heads; h++)
+            multiply_panels(scores + h * step, padded, count, values + h * of_value, keys, width,
                             [&](int64_t r, int64_t column, Vec low, Vec high) {
-                                float factor = mixing.after ? 1.0f : at.inverse[h * ROWS + r];
-                                write<false>(out.row(image, h, from + r), column, width, low * factor, high * factor);
+                                float* to = out.row(image, head + h, from + r);
+                                write<false>(to, column, width, low * inverse[r], high * inverse[r]);
                             });
     }
 }
-
-constexpr int64_t ASKING = 24;  // queries at a time, a multiple of ROWS
 
 // A matrix (depth, columns) of an image as a layer without biases
 inline ByteLinear quantised(Scratch& memory, const float* from, int64_t step_k, int64_t step_n, int64_t depth,
@@ -199,7 +186,7 @@ inline void add_transposed(const float* left, int64_t keys, const float* right, 
             Tile<MIX> tile;
             for (int i = 0; i < MIX; i++)
                 for (int side = 0; side < 2; side++) tile.at[i][side] = load(total + (r + i) * columns + n + side * LANES);
-            tile.template multiply<true>(left + r, keys, right + n, columns, ASKING);
+            tile.template multiply<true>(MIX, columns - n, left + r, keys, right + n, columns, ASKING);
             for (int i = 0; i < MIX; i++)
                 for (int side = 0; side < 2; side++) store(total + (r + i) * columns + n + side * LANES, tile.at[i][side]);
         }
@@ -269,22 +256,22 @@ void attend_back(const Heads& q, const Heads& k, const Heads& v, const Heads& gr
                 std::memcpy(asking + h * block + r * wide, q.row(image, h, from + r), width * sizeof(float));
                 std::memcpy(grads + h * block + r * wide, grad.row(image, h, from + r), width * sizeof(float));
             }
-            score(asking + h * block, wide, ASKING, key_columns + h * of_key, width, S + h * rows, padded);
-            score(grads + h * block, wide, ASKING, value_columns + h * of_key, width, D + h * rows, padded);
+            score(asking + h * block, wide, ASKING, key_columns + h * of_key, width, keys, S + h * rows, padded);
+            score(grads + h * block, wide, ASKING, value_columns + h * of_key, width, keys, D + h * rows, padded);
         }
-        mix_heads(mixing.before, 0, nullptr, S, P, heads, ASKING, padded);
+        mix_heads(mixing.before, nullptr, S, rows, P, rows, heads, rows);
         for (int64_t i = 0; i < heads * ASKING; i++) {
             float inverse = soften(P + i * padded, keys, 1.0f);
             for (int64_t n = 0; n < padded; n += LANES) store(P + i * padded + n, load(P + i * padded + n) * inverse);
         }
-        mix_heads(mixing.after, 0, mixing.shift, P, M, heads, ASKING, padded);
+        mix_heads(mixing.after, mixing.shift, P, rows, M, rows, heads, rows);
         for (int64_t h = 0; h < heads; h++) add_transposed(M + h * rows, padded, grads + h * block, wide, sum_v + h * of_sum);
         add_products(D, P, heads, rows, of_after);
         for (int64_t h = 0; h < heads; h++) of_shift[h] += sum_of(D + h * rows, rows);
-        mix_heads(transposed.after, 0, nullptr, D, M, heads, ASKING, padded);
+        mix_heads(transposed.after, nullptr, D, rows, M, rows, heads, rows);
         for (int64_t i = 0; i < heads * ASKING; i++) soften_back(P + i * padded, M + i * padded, padded);
         add_products(M, S, heads, rows, of_before);
-        mix_heads(transposed.before, 0, nullptr, M, D, heads, ASKING, padded);
+        mix_heads(transposed.before, nullptr, M, rows, D, rows, heads, rows);
         for (int64_t h = 0; h < heads; h++) {
             add_transposed(D + h * rows, padded, asking + h * block, wide, sum_k + h * of_sum);
             multiply_panels(D + h * rows, padded, count, key_rows + h * of_value, keys, width,

@@ -48,6 +48,7 @@ _SIGNATURES = {  # of networks.cpp, a letter an argument
     "convolution": "pppppniii",
     "ffn": "ppnnnppppfii",
     "attention": "pppppppppfii",
+    "attention_branch": "ppppppppppffii",
     "pack_bytes": "pnnppi",
     "talking_heads_back": "ppppppppppppi",
     "cross_patch": "pppppi",
@@ -262,6 +263,37 @@ def conv_branches_(total: Tensor, x: Tensor | None, weights: list[Tensor], eps: 
 def attention(q: Tensor, k: Tensor, v: Tensor, scale: float, int8: bool) -> Tensor:
     """softmax(scale q k^T) v, heads joined: q (B, H, Q, d), k and v (B, H, K, d) -> (B, Q, D)."""
     return _attend(q, k, v, None, None, None, scale, int8)
+
+
+@_operator(
+    "attention_(Tensor(a!) total, Tensor? x, Tensor qkv, Tensor qkv_bias, Tensor proj, Tensor proj_bias, int heads, "
+    "float scale, float eps, Tensor[] mixing) -> ()",
+    _nothing,
+)
+def attention_(
+    total: Tensor,
+    x: Tensor | None,
+    qkv: Tensor,
+    qkv_bias: Tensor,
+    proj: Tensor,
+    proj_bias: Tensor,
+    heads: int,
+    scale: float,
+    eps: float,
+    mixing: list[Tensor],
+) -> None:
+    """total (B, N, D) += proj(attention(qkv(x))), x normalised first when eps >= 0; without x, of total itself.
+
+    `mixing` is empty, or what `talking_heads` calls before, after and shift.
+    """
+    x = total if x is None else x.contiguous()
+    images, tokens, dim = x.shape
+    _check_total(total)
+    of_bytes = _alike([_check_linear(qkv, qkv_bias, dim, 3 * dim), _check_linear(proj, proj_bias, dim, dim)])
+    before, after, shift = mixing or (None, None, None)
+    mixes = (_whole_rows(before), after.contiguous(), _whole_rows(shift)) if mixing else (None,) * 3
+    shape, weights = (images, tokens, dim, heads), (qkv.data_ptr(), qkv_bias, proj.data_ptr(), proj_bias)
+    _call("attention_branch", x, total, shape, *weights, *mixes, scale, eps, of_bytes)
 
 
 @_operator(

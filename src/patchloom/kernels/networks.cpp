@@ -124,10 +124,7 @@ inline void with_layer(const void* weight, const float* bias, int64_t inputs, in
 inline Vec hidden_gelu(const Linear&, Vec x) { return gelu(x); }
 inline Vec hidden_gelu(const ByteLinear&, Vec x) { return rough_gelu(x); }
 
-inline Rows hidden_rows(float* middle, int64_t stride, int64_t count, const Linear& layer) {
-    for (int64_t r = count; r < round_up(count, ROWS); r++) std::memset(middle + r * stride, 0, layer.inputs * sizeof(float));
-    return {middle, stride, count};
-}
+inline Rows hidden_rows(float* middle, int64_t stride, int64_t count, const Linear&) { return {middle, stride, count}; }
 
 inline ByteRows hidden_rows(float* middle, int64_t stride, int64_t count, const ByteLinear& layer) {
     ByteRows rows = room_for_rows(count, layer.inputs);
@@ -153,6 +150,46 @@ void add_ffn(const Layer& fc1, const Layer& fc2, const float* x, float* total, i
             write<true>(total + (first + row) * dim, column, dim, low, high);
         });
     }
+}
+
+inline bool of_bytes(const Linear&) { return false; }
+inline bool of_bytes(const ByteLinear&) { return true; }
+
+// All queries of all images; heads that are not mixed are apart
+void attend_all(const Heads& q, const Heads& k, const Heads& v, const Heads& out, const Shape& shape, const Mixing& mixing,
+                bool bytes, int threads) {
+    int64_t together = mixing.before ? shape.heads : 1, tasks = shape.images * shape.heads / together;
+    int64_t parts = tasks % threads == 0 || tasks >= 4 * threads ? 1 : threads, part = (shape.queries + parts - 1) / parts;
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
+    for (int64_t i = 0; i < tasks * parts; i++) {
+        int64_t head = i / parts * together % shape.heads, image = i / parts * together / shape.heads;
+        int64_t first = i % parts * part, last = std::min(first + part, shape.queries);
+        if (bytes)
+            attend_bytes(q, k, v, out, shape, mixing.scale, image, head, first, last);
+        else
+            attend(q, k, v, out, shape, mixing, image, head, together, first, last);
+    }
+}
+
+// Whether each image goes through a branch on one thread: of few images, all threads take parts of each
+inline bool apart(int64_t images, int threads) { return images % threads == 0 || images >= 4 * threads; }
+
+// total (B, N, D) += proj(attention(qkv(norm(x))))
+template <class Layer>
+void add_attention(const Layer& qkv, const Layer& proj, const float* x, float* total, const Shape& shape,
+                   const Mixing& mixing, float eps, int threads) {
+    static thread_local Scratch memory;
+    int64_t tokens = shape.queries, dim = proj.outputs, wide = loose(3 * dim), rows = shape.images * tokens;
+    float *projected = memory.take(rows * (wide + dim)), *attended = projected + rows * wide;
+    for_each_block(x, rows, qkv, {eps}, threads, [&](int64_t row, int64_t column, Vec low, Vec high) {
+        write<false>(projected + row * wide, column, 3 * dim, low, high);
+    });
+    auto heads = [&](int64_t i) { return Heads{projected + i * dim, tokens * wide, shape.width, wide}; };
+    attend_all(heads(0), heads(1), heads(2), {attended, tokens * dim, shape.width, dim}, shape, mixing,
+               of_bytes(qkv) && !mixing.before, threads);
+    for_each_block(attended, rows, proj, {}, threads, [&](int64_t row, int64_t column, Vec low, Vec high) {
+        write<true>(total + row * dim, column, dim, low, high);
+    });
 }
 
 }  // namespace
@@ -210,18 +247,26 @@ void patchloom_attention(float* q, float* k, float* v, float* out, const int64_t
                          const float* before, const float* after, const float* shift, float scale, int bytes, int threads) {
     Shape sizes{shape[0], shape[1], shape[2], shape[3], shape[4]};
     auto heads = [&](float* at, int i) { return Heads{at, strides[3 * i], strides[3 * i + 1], strides[3 * i + 2]}; };
-    Heads asking = heads(q, 0), keys = heads(k, 1), values = heads(v, 2), answer = heads(out, 3);
-    int64_t tasks = sizes.images * (bytes ? sizes.heads : 1);  // heads that are not mixed can be apart
-    int64_t parts = tasks % threads == 0 || tasks >= 4 * threads ? 1 : threads;
-    int64_t part = round_up((sizes.queries + parts - 1) / parts, ROWS);
+    attend_all(heads(q, 0), heads(k, 1), heads(v, 2), heads(out, 3), sizes, {before, after, shift, scale}, bytes, threads);
+}
+
+// total (B, N, D) += proj(attention(qkv(norm(x)))); total may be x itself. `shape` is B, N, D, H.
+void patchloom_attention_branch(const float* x, float* total, const int64_t* shape, const void* qkv, const float* qkv_bias,
+                                const void* proj, const float* proj_bias, const float* before, const float* after,
+                                const float* shift, float scale, float eps, int bytes, int threads) {
+    int64_t dim = shape[2];
+    Shape sizes{shape[0], shape[3], shape[1], shape[1], dim / shape[3]};
+    with_layer(qkv, qkv_bias, dim, 3 * dim, bytes, [&](auto layer) {
+        auto last = like(layer, proj, proj_bias, dim, dim);
+        Mixing mixing{before, after, shift, scale};
+        if (!apart(shape[0], threads)) return add_attention(layer, last, x, total, sizes, mixing, eps, threads);
+        sizes.images = 1;
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
-    for (int64_t i = 0; i < tasks * parts; i++) {
-        int64_t task = i / parts, first = i % parts * part, last = std::min(first + part, sizes.queries);
-        if (bytes)
-            attend_bytes(asking, keys, values, answer, sizes, scale, task / sizes.heads, task % sizes.heads, first, last);
-        else
-            attend(asking, keys, values, answer, sizes, {before, after, shift, scale}, task, first, last);
-    }
+        for (int64_t i = 0; i < shape[0]; i++) {
+            int64_t from = i * shape[1] * dim;
+            add_attention(layer, last, x + from, total + from, sizes, mixing, eps, 1);
+        }
+    });
 }
 
 // The gradients of talking-heads attention: dq, dk, dv, and of before, after and shift for each image, (B, 2 H H + H).
@@ -241,7 +286,7 @@ void patchloom_talking_heads_back(float* q, float* k, float* v, float* grad, flo
 }
 
 // x[n, d] += scale[d] * sum_m weight[n, m] x[m, d] + rows[n] * across[d] + shift[n] * gain[d] (ResMLP, norm folded in);
-// `channels` has scale, across and gain, `patches` has rows and shift. A part of weight's last ROWS rows is not used.
+// `channels` has scale, across and gain, `patches` has rows and shift.
 void patchloom_cross_patch(float* x, const int64_t* shape, const float* weight, const float* channels, const float* patches,
                            int threads) {
     int64_t images = shape[0], tokens = shape[1], dim = shape[2], panels = (dim + PANEL - 1) / PANEL;
@@ -254,10 +299,11 @@ void patchloom_cross_patch(float* x, const int64_t* shape, const float* weight, 
         float* panel = scratch.take(tokens * PANEL);
         pack(image + column, dim, 1, tokens, std::min<int64_t>(PANEL, dim - column), panel);
         for (int64_t row = 0; row < tokens; row += ROWS) {
+            int64_t count = std::min<int64_t>(ROWS, tokens - row);
             Tile<ROWS> tile;
             tile.start(Vec{}, Vec{});
-            tile.multiply(weight + row * tokens, tokens, panel, PANEL, tokens);
-            for (int64_t r = 0; r < std::min<int64_t>(ROWS, tokens - row); r++) {
+            tile.multiply(count, dim - column, weight + row * tokens, tokens, panel, PANEL, tokens);
+            for (int64_t r = 0; r < count; r++) {
                 Vec sides[2];
                 for (int side = 0; side < 2; side++) {
                     int64_t d = column + side * LANES;

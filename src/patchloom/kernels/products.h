@@ -16,8 +16,27 @@ constexpr int64_t AT_ONCE = 32;        // floats that are made bytes at a time
 
 namespace {
 
-// R rows of a product, one panel wide. Element (r, k) of the left side is at r * side + k, of a transposed one at
-// r + k * side; row k of the panel at k * stride.
+// total += R rows times a panel, or the first half of one. Element (r, k) of the left side is at r * side + k, of a
+// transposed one at r + k * side; row k of the panel at k * stride.
+template <int R, bool HALF, bool TRANSPOSED>
+__attribute__((noinline)) void multiply_rows(Vec (*total)[2], const float* left, int64_t side, const float* right,
+                                             int64_t stride, int64_t depth) {
+    const int64_t row = TRANSPOSED ? 1 : side, step = TRANSPOSED ? side : 1;
+    Vec sums[R][2];
+    std::memcpy(sums, total, sizeof sums);
+    for (int64_t k = 0; k < depth; k++) {
+        Vec low = load(right + k * stride), high = HALF ? low : load(right + k * stride + LANES);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) {
+            float x = left[r * row + k * step];
+            sums[r][0] += x * low;
+            if (!HALF) sums[r][1] += x * high;
+        }
+    }
+    std::memcpy(total, sums, sizeof sums);
+}
+
+// Up to R rows of a product, one panel wide
 template <int R>
 struct Tile {
     Vec at[R][2];
@@ -26,21 +45,14 @@ struct Tile {
         for (int r = 0; r < R; r++) at[r][0] = low, at[r][1] = high;
     }
 
-    template <bool TRANSPOSED = false>
-    __attribute__((noinline)) void multiply(const float* left, int64_t side, const float* right, int64_t stride, int64_t depth) {
-        const int64_t row = TRANSPOSED ? 1 : side, step = TRANSPOSED ? side : 1;
-        Vec total[R][2];
-        std::memcpy(total, at, sizeof at);
-        for (int64_t k = 0; k < depth; k++) {
-            Vec low = load(right + k * stride), high = load(right + k * stride + LANES);
-#pragma GCC unroll 12
-            for (int r = 0; r < R; r++) {
-                float x = left[r * row + k * step];
-                total[r][0] += x * low;
-                total[r][1] += x * high;
-            }
-        }
-        std::memcpy(at, total, sizeof at);
+    // The first `rows` of it, at least one, and of their `columns` all or the first half
+    template <bool TRANSPOSED = false, int MOST = R>
+    inline void multiply(int64_t rows, int64_t columns, const float* left, int64_t side, const float* right, int64_t stride,
+                         int64_t depth) {
+        if constexpr (MOST > 1)
+            if (rows < MOST) return multiply<TRANSPOSED, MOST - 1>(rows, columns, left, side, right, stride, depth);
+        auto run = columns > LANES ? multiply_rows<MOST, false, TRANSPOSED> : multiply_rows<MOST, true, TRANSPOSED>;
+        run(at, left, side, right, stride, depth);
     }
 };
 
@@ -89,7 +101,7 @@ inline void normalise(const float* x, float* out, int64_t dim, float eps) {
     for (int64_t i = whole; i < dim; i++) out[i] = (x[i] - mean) * factor;
 }
 
-// Rows of the left side of a product: there up to a multiple of ROWS
+// Rows of the left side of a product
 struct Rows {
     const float* at;
     int64_t stride, count;
@@ -117,18 +129,19 @@ inline void product(const Rows& left, const Linear& layer, int64_t first, int64_
         for (int64_t from = 0; from < layer.inputs; from += depth) {
             int64_t count = std::min(depth, layer.inputs - from);
             for (int64_t row = 0; row < rows; row += ROWS) {
+                int64_t here = std::min<int64_t>(ROWS, rows - row);
                 Tile<ROWS> tile;
                 if (from == 0)
                     tile.start(low, high);
                 else
                     tile = partial[row / ROWS];
-                tile.multiply(left.at + row * stride + from, stride, panel + from * PANEL, PANEL, count);
+                tile.multiply(here, layer.outputs - column, left.at + row * stride + from, stride, panel + from * PANEL, PANEL,
+                              count);
                 if (from + count < layer.inputs) {
                     partial[row / ROWS] = tile;
                     continue;
                 }
-                int64_t last = std::min<int64_t>(ROWS, rows - row);
-                for (int64_t r = 0; r < last; r++) finish(row + r, column, tile.at[r][0], tile.at[r][1]);
+                for (int64_t r = 0; r < here; r++) finish(row + r, column, tile.at[r][0], tile.at[r][1]);
             }
         }
     }
@@ -205,14 +218,12 @@ inline void prepare(const float* x, int64_t row, int64_t dim, const Prologue& be
     }
 }
 
-// Rows [first, first + count) of x for a product: x itself, or a copy where something is to be done or the last ROWS rows
-// are not all there
+// Rows [first, first + count) of x for a product: x itself, or a copy where something is to be done
 inline Rows left_side(const float* x, int64_t first, int64_t count, const Linear& layer, const Prologue& before) {
     const int64_t dim = layer.inputs, stride = loose(dim);
-    if (before.nothing() && count % ROWS == 0) return {x + first * dim, dim, count};
-    float* buffer = scratch.take(round_up(count, ROWS) * stride);
+    if (before.nothing()) return {x + first * dim, dim, count};
+    float* buffer = scratch.take(count * stride);
     for (int64_t r = 0; r < count; r++) prepare(x, first + r, dim, before, buffer + r * stride);
-    for (int64_t r = count; r < round_up(count, ROWS); r++) std::memset(buffer + r * stride, 0, dim * sizeof(float));
     return {buffer, stride, count};
 }
 

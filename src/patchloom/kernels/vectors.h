@@ -9,7 +9,7 @@
 #include <immintrin.h>
 
 #if defined(__AVX512F__) || defined(PATCHLOOM_WIDE)  // the latter for tests on a machine without AVX-512
-constexpr int LANES = 16, ROWS = 12;
+constexpr int LANES = 16, ROWS = 8;
 #else
 constexpr int LANES = 8, ROWS = 6;
 #endif

@@ -174,6 +174,13 @@ class FusedAttention(nn.Module):
 
     def forward(self, total: Tensor, x: Tensor, queries: int | None = None) -> Tensor:
         dim = x.shape[-1]
+        if self.form.kernels and queries is None:
+            mixing = [] if self.before is None else [self.before, self.after, self.shift]
+            torch.ops.patchloom.attention_(
+                total, None if x is total else x, self.qkv.weight, self.qkv.bias, self.proj.weight, self.proj.bias,
+                self.heads, 1.0 if mixing else self.scale, self.eps, mixing,
+            )  # fmt: skip
+            return total
         if queries is None:
             q, k, v = self.qkv(x, self.eps).chunk(3, dim=-1)
         else:
@@ -242,8 +249,7 @@ class FusedCrossPatch(nn.Module):
         weight, bias = mixing.weight, mixing.bias.double()
         vectors = [part.to(weight).expand(dim) for part in (gamma * alpha, gamma * beta, gamma)]
         self.kernels = form.kernels and dim > 1
-        room = -len(weight) % 12 if self.kernels else 0
-        self.register_buffer("weight", F.pad(weight, (0, 0, 0, room)).contiguous())
+        self.register_buffer("weight", weight.clone())
         self.register_buffer("channels", torch.stack([native.padded(v) if self.kernels else v for v in vectors]))
         self.register_buffer("patches", torch.stack([weight.double().sum(1), bias]).to(weight))
 
@@ -253,7 +259,7 @@ class FusedCrossPatch(nn.Module):
             return x
         scale, across, gain = self.channels[:, : x.shape[-1]]
         rows, shift = self.patches[:, :, None]
-        mixed = self.weight[: x.shape[1]] @ x
+        mixed = self.weight @ x
         return total.addcmul_(mixed, scale).add_(rows * across + shift * gain)
 
 
