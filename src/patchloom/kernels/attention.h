@@ -69,24 +69,9 @@ struct Mixing {
     float scale;
 };
 
-// `finish(row, column, low, high)` gets rows [0, rows) of left times packed panels of `columns` columns
-template <class Finish>
-inline void multiply_panels(const float* left, int64_t side, int64_t rows, const float* panels, int64_t depth,
-                            int64_t columns, Finish finish) {
-    for (int64_t column = 0; column < columns; column += PANEL)
-        for (int64_t row = 0; row < rows; row += ROWS) {
-            int64_t here = std::min<int64_t>(ROWS, rows - row);
-            Tile<ROWS> tile;
-            tile.start(Vec{}, Vec{});
-            tile.multiply(here, columns - column, left + row * side, side, panels + column * depth, PANEL, depth);
-            for (int64_t r = 0; r < here; r++) finish(row + r, column, tile.at[r][0], tile.at[r][1]);
-        }
-}
-
 // scores (rows, padded) = queries (rows, width) times packed keys
-inline void score(const float* queries, int64_t side, int64_t rows, const float* packed, int64_t width, int64_t keys,
-                  float* scores, int64_t padded) {
-    multiply_panels(queries, side, rows, packed, width, keys, [&](int64_t row, int64_t column, Vec low, Vec high) {
+inline void score(const Rows& queries, const float* packed, int64_t width, int64_t keys, float* scores, int64_t padded) {
+    product(queries, Linear{packed, nullptr, width, keys}, 0, keys, [&](int64_t row, int64_t column, Vec low, Vec high) {
         store(scores + row * padded + column, low);
         store(scores + row * padded + column + LANES, high);
     });
@@ -121,18 +106,18 @@ void attend(const Heads& q, const Heads& k, const Heads& v, const Heads& out, co
     for (int64_t from = first; from < last; from += ASKING) {
         int64_t count = std::min<int64_t>(ASKING, last - from);
         for (int64_t h = 0; h < heads; h++)
-            score(q.row(image, head + h, from), q.token, count, packed + h * of_key, width, keys, scores + h * step, padded);
+            score({q.row(image, head + h, from), q.token, count}, packed + h * of_key, width, keys, scores + h * step, padded);
         for (int64_t r = 0; r < count; r++)
             if (mixing.before)
                 soften_mixed(mixing, scores + r * padded, step, heads, keys, work), inverse[r] = 1;
             else
                 inverse[r] = soften(scores + r * padded, keys, mixing.scale);
         for (int64_t h = 0; h < heads; h++)
-            multiply_panels(scores + h * step, padded, count, values + h * of_value, keys, width,
-                            [&](int64_t r, int64_t column, Vec low, Vec high) {
-                                float* to = out.row(image, head + h, from + r);
-                                write<false>(to, column, width, low * inverse[r], high * inverse[r]);
-                            });
+            product({scores + h * step, padded, count}, Linear{values + h * of_value, nullptr, keys, width}, 0, width,
+                    [&](int64_t r, int64_t column, Vec low, Vec high) {
+                        float* to = out.row(image, head + h, from + r);
+                        write<false>(to, column, width, low * inverse[r], high * inverse[r]);
+                    });
     }
 }
 
@@ -256,8 +241,8 @@ void attend_back(const Heads& q, const Heads& k, const Heads& v, const Heads& gr
                 std::memcpy(asking + h * block + r * wide, q.row(image, h, from + r), width * sizeof(float));
                 std::memcpy(grads + h * block + r * wide, grad.row(image, h, from + r), width * sizeof(float));
             }
-            score(asking + h * block, wide, ASKING, key_columns + h * of_key, width, keys, S + h * rows, padded);
-            score(grads + h * block, wide, ASKING, value_columns + h * of_key, width, keys, D + h * rows, padded);
+            score({asking + h * block, wide, ASKING}, key_columns + h * of_key, width, keys, S + h * rows, padded);
+            score({grads + h * block, wide, ASKING}, value_columns + h * of_key, width, keys, D + h * rows, padded);
         }
         mix_heads(mixing.before, nullptr, S, rows, P, rows, heads, rows);
         for (int64_t i = 0; i < heads * ASKING; i++) {
@@ -274,10 +259,10 @@ void attend_back(const Heads& q, const Heads& k, const Heads& v, const Heads& gr
         mix_heads(transposed.before, nullptr, M, rows, D, rows, heads, rows);
         for (int64_t h = 0; h < heads; h++) {
             add_transposed(D + h * rows, padded, asking + h * block, wide, sum_k + h * of_sum);
-            multiply_panels(D + h * rows, padded, count, key_rows + h * of_value, keys, width,
-                            [&](int64_t r, int64_t column, Vec low, Vec high) {
-                                write<false>(dq.row(image, h, from + r), column, width, low, high);
-                            });
+            product({D + h * rows, padded, count}, Linear{key_rows + h * of_value, nullptr, keys, width}, 0, width,
+                    [&](int64_t r, int64_t column, Vec low, Vec high) {
+                        write<false>(dq.row(image, h, from + r), column, width, low, high);
+                    });
         }
     }
     for (int64_t h = 0; h < heads; h++)

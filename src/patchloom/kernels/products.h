@@ -11,7 +11,6 @@
 #include "vectors.h"
 
 constexpr int64_t CACHE = 224 * 1024;  // of a core's second level, what a block of rows may fill
-constexpr int64_t DEPTH = 256;         // inputs whose panel stays in the first level
 constexpr int64_t AT_ONCE = 32;        // floats that are made bytes at a time
 
 namespace {
@@ -107,7 +106,8 @@ struct Rows {
     int64_t stride, count;
 };
 
-// What a Linear layer is here: panels of its weights, (outputs / PANEL, inputs, PANEL), and its bias, zeros up to a panel
+// What a Linear layer is here: panels of its weights, (outputs / PANEL, inputs, PANEL), and its bias, zeros up to a panel, or
+// none
 struct Linear {
     const float* weight;
     const float* bias;
@@ -115,34 +115,19 @@ struct Linear {
 };
 
 // All rows times the panels of columns [first, last); `finish(row, column, low, high)` gets every result, two vectors of a
-// row at a time.
-// A panel goes through the first-level cache DEPTH inputs at a time, with all rows; sums wait in `partial` meanwhile.
+// row at a time
 template <class Finish>
 inline void product(const Rows& left, const Linear& layer, int64_t first, int64_t last, Finish finish) {
-    static thread_local Scratch sums;
-    const int64_t rows = left.count, stride = left.stride;
-    auto* partial = reinterpret_cast<Tile<ROWS>*>(sums.take(round_up(rows, ROWS) * PANEL));
-    int64_t steps = (layer.inputs + DEPTH - 1) / DEPTH, depth = (layer.inputs + steps - 1) / steps;
     for (int64_t column = first; column < last; column += PANEL) {
+        Vec low = {}, high = {};
+        if (layer.bias) low = load(layer.bias + column), high = load(layer.bias + column + LANES);
         const float* panel = layer.weight + column * layer.inputs;
-        Vec low = load(layer.bias + column), high = load(layer.bias + column + LANES);
-        for (int64_t from = 0; from < layer.inputs; from += depth) {
-            int64_t count = std::min(depth, layer.inputs - from);
-            for (int64_t row = 0; row < rows; row += ROWS) {
-                int64_t here = std::min<int64_t>(ROWS, rows - row);
-                Tile<ROWS> tile;
-                if (from == 0)
-                    tile.start(low, high);
-                else
-                    tile = partial[row / ROWS];
-                tile.multiply(here, layer.outputs - column, left.at + row * stride + from, stride, panel + from * PANEL, PANEL,
-                              count);
-                if (from + count < layer.inputs) {
-                    partial[row / ROWS] = tile;
-                    continue;
-                }
-                for (int64_t r = 0; r < here; r++) finish(row + r, column, tile.at[r][0], tile.at[r][1]);
-            }
+        for (int64_t row = 0; row < left.count; row += ROWS) {
+            int64_t here = std::min<int64_t>(ROWS, left.count - row);
+            Tile<ROWS> tile;
+            tile.start(low, high);
+            tile.multiply(here, layer.outputs - column, left.at + row * left.stride, left.stride, panel, PANEL, layer.inputs);
+            for (int64_t r = 0; r < here; r++) finish(row + r, column, tile.at[r][0], tile.at[r][1]);
         }
     }
 }

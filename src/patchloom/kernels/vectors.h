@@ -28,11 +28,16 @@ inline void store(float* p, Vec x) { *reinterpret_cast<LooseVec*>(p) = x; }
 inline Vec fill(float x) { return x - Vec{}; }
 inline int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
-// larger, smaller: the processor's own, b where one of them is no number. multiply_bytes: the sums of two adjacent products
+// larger, smaller: the processor's own, b where one of them is no number. inverse: one over x, to a unit or two in the last
+// place. multiply_bytes: the sums of two adjacent products
 // each, of bytes that are unsigned in a and signed in b. add_pairs: the sums of two adjacent numbers each.
 #ifdef __AVX512BW__
 inline Vec larger(Vec a, Vec b) { return (Vec)_mm512_max_ps((__m512)a, (__m512)b); }
 inline Vec smaller(Vec a, Vec b) { return (Vec)_mm512_min_ps((__m512)a, (__m512)b); }
+inline Vec inverse(Vec x) {
+    Vec near = (Vec)_mm512_rcp14_ps((__m512)x);
+    return near * (2.0f - x * near);
+}
 inline ShortVec multiply_bytes(ByteVec a, ByteVec b) { return (ShortVec)_mm512_maddubs_epi16((__m512i)a, (__m512i)b); }
 inline IntVec add_pairs(ShortVec x) { return (IntVec)_mm512_madd_epi16((__m512i)x, _mm512_set1_epi16(1)); }
 #else
@@ -53,6 +58,7 @@ inline Vec larger(Vec a, Vec b) {
 inline Vec smaller(Vec a, Vec b) {
     return by_registers<Vec, __m256>(a, b, [](__m256 x, __m256 y) { return _mm256_min_ps(x, y); });
 }
+inline Vec inverse(Vec x) { return 1.0f / x; }
 inline ShortVec multiply_bytes(ByteVec a, ByteVec b) {
     return by_registers<ShortVec, __m256i>(a, b, [](__m256i x, __m256i y) { return _mm256_maddubs_epi16(x, y); });
 }
@@ -101,24 +107,23 @@ inline Vec rough_exp_negative(Vec x) {
     return (Vec)(((IntVec)shifted << 23) + (IntVec)p);
 }
 
-// The exact GELU x (1 + erf(x / sqrt(2))) / 2, erf as a quotient of polynomials
+// The exact GELU, to float rounding: x (1/2 + z P(z^2) / Q(z^2)) with z = x up to 5.4, where that is x or 0
 inline Vec gelu(Vec x) {
-    Vec z = smaller(larger(x * 0.70710678f, fill(-4.0f)), fill(4.0f));
+    Vec z = smaller(larger(x, fill(-5.4f)), fill(5.4f));
     Vec s = z * z;
-    Vec p = fill(1.91090931e-08f);
-    p = p * s - 1.94223248e-06f;
-    p = p * s + 0.000147290114f;
-    p = p * s + 0.00399090617f;
-    p = p * s + 0.0515260747f;
-    p = p * s + 0.20713447f;
-    p = p * s + 1.12837909f;
-    Vec q = fill(0.00102117864f);
-    q = q * s + 0.0149588097f;
-    q = q * s + 0.117974526f;
-    q = q * s + 0.516899392f;
+    Vec p = fill(1.16099894e-10f);
+    p = p * s - 2.22559589e-08f;
+    p = p * s + 3.13316377e-06f;
+    p = p * s + 1.58941708e-04f;
+    p = p * s + 4.43494180e-03f;
+    p = p * s + 3.47836837e-02f;
+    p = p * s + 3.98942173e-01f;
+    Vec q = fill(5.86700007e-05f);
+    q = q * s + 1.76350574e-03f;
+    q = q * s + 2.84291711e-02f;
+    q = q * s + 2.53854722e-01f;
     q = q * s + 1.0f;
-    Vec half = x * 0.5f;
-    return half + half * (z * p / q);
+    return x * (z * p * inverse(q) + 0.5f);
 }
 
 // GELU to 5e-4, for what is rounded to bytes: x (1/2 + z P(z^2)) with z = x up to 3.7, where that is x or 0
