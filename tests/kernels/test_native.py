@@ -23,6 +23,10 @@ pytestmark = pytest.mark.skipif(not native.available(), reason=str(native.why_no
 ops = torch.ops.patchloom
 
 
+SETS = ["avx2", "avx512", "avx512-vnni"]  # each has the instructions of those before it
+HERE = SETS[: SETS.index(libraries.instruction_set()) + 1] if native.available() else []
+
+
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiles of AVX-512, in instructions of AVX2: their logic is tested on a machine that has only these."""
@@ -35,12 +39,15 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.fixture(autouse=True, params=["own tiles", "wide tiles"])
-def _tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "wide tiles":
-        monkeypatch.setattr(libraries, "library_file", lambda *_: request.getfixturevalue("wide"))
-        opened = libraries.open_library("wide", native._SIGNATURES)
-        monkeypatch.setattr(native, "_library", lambda: opened)
+@pytest.fixture(autouse=True, params=[*HERE, "wide tiles"] if HERE == ["avx2"] else HERE)
+def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Every form of the kernels that this machine can run."""
+    wide = request.param == "wide tiles"
+    path = request.getfixturevalue("wide") if wide else build.library_file(f"networks-{request.param}")
+    monkeypatch.setattr(libraries, "library_file", lambda *_: path)
+    opened = libraries.open_library("this", native._SIGNATURES)
+    monkeypatch.setattr(native, "_library", lambda: opened)
+    return request.param
 
 
 Pack = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -294,7 +301,9 @@ def rounded(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(3, 1), (48, 17), (300, 64)])
 @pytest.mark.parametrize("kind", ["normal", "of one sign", "one large", "zeros"])
-def test_bytes_of_weights_are_the_nearest_levels_and_cannot_overflow(inputs: int, outputs: int, kind: str) -> None:
+def test_bytes_of_weights_are_the_nearest_levels_and_cannot_overflow(
+    inputs: int, outputs: int, kind: str, tiles: str
+) -> None:
     weight, bias = torch.randn(outputs, inputs), torch.randn(outputs)
     if kind == "of one sign":
         weight = torch.ones(outputs, inputs)
@@ -307,6 +316,9 @@ def test_bytes_of_weights_are_the_nearest_levels_and_cannot_overflow(inputs: int
     assert ((weight - scale[:, None] * levels[:, :inputs]).abs() <= scale[:, None] * 0.501).all()
     torch.testing.assert_close(sums, scale * levels.sum(dim=1))
     assert torch.equal(shift, bias)
+    if tiles == "avx512-vnni":  # sums of 32 bits: each output has all levels
+        assert not weight.any() or (levels.abs().amax(dim=1) == 127).all()
+        return
     met = levels.unflatten(1, (-1, 2, 2, 2)).transpose(2, 3).flatten(3)  # the four that are added in 16 bits
     assert met.clamp(min=0).sum(-1).max() <= 128
     assert met.clamp(max=0).sum(-1).min() >= -128

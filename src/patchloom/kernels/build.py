@@ -30,6 +30,7 @@ class Library(NamedTuple):
 LIBRARIES = {
     "networks-avx2": Library("networks.cpp", ("-fopenmp", *AVX2)),
     "networks-avx512": Library("networks.cpp", ("-fopenmp", *AVX512)),
+    "networks-avx512-vnni": Library("networks.cpp", ("-fopenmp", *AVX512, "-mavx512vnni")),
     "pictures-avx2": Library("pictures.cpp", ("-mavx2", "-ffp-contract=off")),  # rounded as Pillow's C is
 }
 

@@ -1,8 +1,8 @@
 // Products of bytes: the right side was quantised beforehand, each row of the left side is when it comes.
 //
-// A processor without instructions for it multiplies bytes in pairs and has 16 bits for their sum; here two such sums are added
-// before they go to 32 bits. They cannot overflow: of the four weights that meet, neither the positive nor the negative ones
-// amount to more than 128, and 128 * 255 < 2^15.
+// A processor with VNNI adds four products to a sum of 32 bits. One without multiplies bytes in pairs and has 16 bits for their
+// sum; here two such sums are added before they go to 32 bits. They cannot overflow: of the four weights that meet, neither
+// the positive nor the negative ones amount to more than 128, and 128 * 255 < 2^15.
 
 #pragma once
 
@@ -50,7 +50,7 @@ struct ByteTile {
             for (int r = 0; r < R; r++) {
                 ByteVec first = spread(left + r * side + k), second = spread(left + r * side + k + 4);
                 for (int i = 0; i < 2; i++)
-                    total[r][i] += add_pairs(multiply_bytes(first, weights[i]) + multiply_bytes(second, weights[2 + i]));
+                    total[r][i] = add_products(total[r][i], first, weights[i], second, weights[2 + i]);
             }
         }
         std::memcpy(at, total, sizeof at);
@@ -145,13 +145,14 @@ inline void quantise_columns(const float* panel, int64_t depth, float* weight, f
     for (int64_t k = 0; k < depth; k += GROUP)
         for (int64_t pair = k; pair < k + 4; pair += 2) {
             Vec up = {}, down = {};
-            for (int64_t row : {pair, pair + 1, pair + 4, pair + 5}) {  // they meet in 16 bits
+            for (int64_t row : {pair, pair + 1, pair + 4, pair + 5}) {  // they meet in 16 bits, if sums are that short
                 Vec x = load(panel + row * PANEL);
+                largest = larger(largest, larger(x, -x));
                 up += larger(x, Vec{}), down += smaller(x, Vec{}), ill += x * 0.0f;
             }
-            largest = larger(largest, larger(up, -down));
+            if (SUMS_OVERFLOW) largest = larger(largest, larger(up, -down));
         }
-    const float limit = 126, rounder = 12582912.0f;  // rounding may add 2; 1.5 * 2^23 leaves the integer in the low bits
+    const float limit = SUMS_OVERFLOW ? 126 : 127, rounder = 12582912.0f;  // rounding may add 2 to four; 1.5 * 2^23 leaves the integer in the low bits
     Vec scale = largest / limit, factor = largest > 0 ? limit / largest : Vec{};
     IntVec sum = {};
     for (int64_t k = 0; k < depth; k += 4) {

@@ -18,15 +18,17 @@ _KINDS: dict[str, Any] = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "f": ctypes
 
 @cache
 def instruction_set() -> str:
-    """What torch found in this processor: avx2, avx512 or another word."""
-    return torch.backends.cpu.get_cpu_capability().lower()
+    """What torch found in this processor: avx2, avx512, avx512-vnni (products of bytes) or another word."""
+    found = torch.backends.cpu.get_cpu_capability().lower()
+    more = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    return "avx512-vnni" if found == "avx512" and more.get("avx512_vnni") else found
 
 
 def why_not(name: str) -> str | None:
     """Why a library cannot be used here, as a sentence; None when it can."""
     if os.environ.get(SWITCH, "").lower() in ("0", "no", "off", "false"):
         return f"{SWITCH}={os.environ[SWITCH]} switches the C++ kernels off."
-    if instruction_set() not in ("avx2", "avx512"):
+    if instruction_set() not in ("avx2", "avx512", "avx512-vnni"):
         return f"The C++ kernels need AVX2 or AVX-512; torch says that this processor has {instruction_set()}."
     if not library_file(name).exists():
         return (

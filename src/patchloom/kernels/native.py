@@ -290,8 +290,9 @@ def attention_(
     images, tokens, dim = x.shape
     _check_total(total)
     of_bytes = _alike([_check_linear(qkv, qkv_bias, dim, 3 * dim), _check_linear(proj, proj_bias, dim, dim)])
-    before, after, shift = mixing or (None, None, None)
-    mixes = (_whole_rows(before), after.contiguous(), _whole_rows(shift)) if mixing else (None,) * 3
+    mixes: list[Tensor | None] = [None] * 3
+    if mixing:
+        mixes = [_whole_rows(mixing[0]), mixing[1].contiguous(), _whole_rows(mixing[2])]
     shape, weights = (images, tokens, dim, heads), (qkv.data_ptr(), qkv_bias, proj.data_ptr(), proj_bias)
     _call("attention_branch", x, total, shape, *weights, *mixes, scale, eps, of_bytes)
 

@@ -147,12 +147,12 @@ inline void write(float* out, int64_t column, int64_t columns, Vec low, Vec high
     for (int64_t i = 0; column + i < columns; i++) place[i] = ADD ? place[i] + values[i] : values[i];
 }
 
-// Rows in one block, the same for every thread: as many as fit the cache, and enough to read the weights seldom
+// Rows in one block, the same for every thread: as many as fit the cache, and enough to read the weights seldom. Where there
+// are few blocks they are equal, so that no thread waits for another.
 inline int64_t block_rows(int64_t rows, int64_t floats_a_row, int threads) {
-    int64_t fitting = std::max<int64_t>(CACHE / 4 / floats_a_row / ROWS, 8) * ROWS;
-    int64_t share = round_up((rows + threads - 1) / threads, ROWS);
-    int64_t blocks = (share + fitting - 1) / fitting;
-    return round_up((share + blocks - 1) / blocks, ROWS);
+    int64_t fitting = std::max<int64_t>(CACHE / 4 / floats_a_row / ROWS, 8) * ROWS, share = (rows + threads - 1) / threads;
+    int64_t blocks = (share + fitting - 1) / fitting, block = (share + blocks - 1) / blocks;
+    return blocks < 4 ? block : round_up(block, ROWS);
 }
 
 // Floats from one row of a buffer to the next: room for AT_ONCE, and no power of two, which would put all rows into the same
@@ -246,13 +246,18 @@ inline void pack(const float* from, int64_t step_k, int64_t step_n, int64_t dept
 }
 
 // out (columns) = bias + vector (depth) times matrix (depth, columns); columns a multiple of LANES
+template <int AT_A_TIME = 6>
 inline void multiply_vector(const float* vector, const float* matrix, const float* bias, int64_t depth, int64_t columns,
-                            float* out) {
-    for (int64_t n = 0; n < columns; n += LANES) {
-        Vec total = load(bias + n);
-        for (int64_t k = 0; k < depth; k++) total += vector[k] * load(matrix + k * columns + n);
-        store(out + n, total);
+                            float* out, int64_t first = 0) {
+    int64_t n = first;
+    for (; n + AT_A_TIME * LANES <= columns; n += AT_A_TIME * LANES) {
+        Vec totals[AT_A_TIME];
+        for (int i = 0; i < AT_A_TIME; i++) totals[i] = load(bias + n + i * LANES);
+        for (int64_t k = 0; k < depth; k++)
+            for (int i = 0; i < AT_A_TIME; i++) totals[i] += vector[k] * load(matrix + k * columns + n + i * LANES);
+        for (int i = 0; i < AT_A_TIME; i++) store(out + n + i * LANES, totals[i]);
     }
+    if constexpr (AT_A_TIME > 1) multiply_vector<1>(vector, matrix, bias, depth, columns, out, n);
 }
 
 }  // namespace

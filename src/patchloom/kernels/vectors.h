@@ -29,8 +29,8 @@ inline Vec fill(float x) { return x - Vec{}; }
 inline int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
 // larger, smaller: the processor's own, b where one of them is no number. inverse: one over x, to a unit or two in the last
-// place. multiply_bytes: the sums of two adjacent products
-// each, of bytes that are unsigned in a and signed in b. add_pairs: the sums of two adjacent numbers each.
+// place. multiply_bytes: the sums of two adjacent products each, of bytes that are unsigned in a and signed in b. add_pairs:
+// the sums of two adjacent numbers each.
 #ifdef __AVX512BW__
 inline Vec larger(Vec a, Vec b) { return (Vec)_mm512_max_ps((__m512)a, (__m512)b); }
 inline Vec smaller(Vec a, Vec b) { return (Vec)_mm512_min_ps((__m512)a, (__m512)b); }
@@ -64,6 +64,19 @@ inline ShortVec multiply_bytes(ByteVec a, ByteVec b) {
 }
 inline IntVec add_pairs(ShortVec x) {
     return by_registers<IntVec, __m256i>(x, ShortVec{} + 1, [](__m256i a, __m256i b) { return _mm256_madd_epi16(a, b); });
+}
+#endif
+
+// total + the sums of four adjacent products each, of bytes of a and b and of c and d
+#ifdef __AVX512VNNI__
+constexpr bool SUMS_OVERFLOW = false;
+inline IntVec add_products(IntVec total, ByteVec a, ByteVec b, ByteVec c, ByteVec d) {
+    return (IntVec)_mm512_dpbusd_epi32(_mm512_dpbusd_epi32((__m512i)total, (__m512i)a, (__m512i)b), (__m512i)c, (__m512i)d);
+}
+#else
+constexpr bool SUMS_OVERFLOW = true;  // of four products, in 16 bits
+inline IntVec add_products(IntVec total, ByteVec a, ByteVec b, ByteVec c, ByteVec d) {
+    return total + add_pairs(multiply_bytes(a, b) + multiply_bytes(c, d));
 }
 #endif
 

@@ -30,6 +30,16 @@ from patchloom.layers.norms import Affine, BatchNorm
 from patchloom.layers.residual import Block, Branch, DropPath, Residual
 from patchloom.layers.scales import FixupScale, LayerScale, ScalarScale, Scale
 from patchloom.layers.stems import Stem
+from patchloom.models.folding import (
+    FoldedLinear,
+    Form,
+    batch_norm_parts,
+    fold_input,
+    fold_output,
+    matrix_of,
+    norm_parts,
+    scale_parts,
+)
 from patchloom.models.network import Network, unwrapped
 
 
@@ -50,10 +60,11 @@ def fuse(model: nn.Module, class_token_only: bool = True, kernels: bool = True, 
     network.class_token_only = class_token_only
     network.fused = True
     in_place = not any(hooked(module) for module in network.modules())  # a hook may keep what it is shown
-    for stage in (network.blocks, network.pool):
-        for block in filter(lambda block: isinstance(block, Block), stage):
-            for name, residual in block.named_children():
-                setattr(block, name, fuse_residual(residual, form, in_place))
+    asked = (*network.pool, *(network.blocks[-1:] if network.join_at is not None else ()))
+    for block in (block for stage in (network.blocks, network.pool) for block in stage if isinstance(block, Block)):
+        few = form._replace(few=block in asked)
+        for name, residual in block.named_children():
+            setattr(block, name, fuse_residual(residual, few, in_place))
     if form.kernels and (convs := column_of(network.blocks)):
         network.blocks = nn.ModuleList([FusedColumn(convs)])
     if form.kernels and (stages := stages_of(network.stem)):
@@ -72,58 +83,6 @@ def _form(parameter: Tensor, kernels: bool, int8: bool) -> Form:
         why = found if kernels else "kernels=False was asked for."
         raise PatchloomError(f"int8=True needs the C++ kernels and float32 weights on a CPU: {why}")
     return Form(kernels and here and native.available(), int8)
-
-
-class Form(NamedTuple):
-    """How a fused copy computes: with the C++ kernels, and there with products of bytes."""
-
-    kernels: bool
-    int8: bool = False
-
-
-class FoldedLinear(nn.Module):
-    """A Linear whose weights are laid out as the kernel wants them, or as they are for torch."""
-
-    weight: Tensor
-    bias: Tensor
-
-    def __init__(self, weight: Tensor, bias: Tensor, form: Form) -> None:
-        super().__init__()
-        self.outputs = len(weight)
-        self.kernels = form.kernels
-        if form.kernels:
-            weight, bias = native.pack_bytes(weight, bias) if form.int8 else native.pack(weight, bias)
-        self.register_buffer("weight", weight.contiguous())
-        self.register_buffer("bias", bias.contiguous())
-
-    def forward(self, x: Tensor, eps: float = -1.0, activate: bool = False) -> Tensor:
-        """Of x (..., D), normalised when eps >= 0; through a GELU when told to."""
-        return self._apply_part(x, self.weight, self.bias, self.outputs, eps, activate)
-
-    def part(self, x: Tensor, first: int, last: int, eps: float = -1.0) -> Tensor:
-        """Outputs first to last alone."""
-        if not self.kernels:
-            return self._apply_part(x, self.weight[first:last], self.bias[first:last], last - first, eps, False)
-        width = self.bias.shape[-1]
-        if first % width or last % width:
-            return self(x, eps)[..., first:last]
-        panels = slice(first // width, last // width)
-        return self._apply_part(x, self.weight[panels], self.bias[panels], last - first, eps, False)
-
-    def _apply_part(self, x: Tensor, weight: Tensor, bias: Tensor, outputs: int, eps: float, activate: bool) -> Tensor:
-        if self.kernels:
-            return torch.ops.patchloom.linear(x, weight, bias, outputs, eps, activate)
-        y = F.linear(x if eps < 0 else F.layer_norm(x, x.shape[-1:], eps=eps), weight, bias)
-        return torch.ops.aten.gelu_(y) if activate else y
-
-    def add_to(self, total: Tensor, x: Tensor, gate: Tensor | None = None) -> Tensor:
-        """total += Linear(x), or Linear(gate * x) with a gate (B, D)."""
-        if self.kernels:
-            torch.ops.patchloom.linear_(total, x, self.weight, self.bias, gate)
-            return total
-        if gate is not None:
-            x = x * gate.view(len(gate), *(1,) * (x.ndim - 2), -1)
-        return total.add_(F.linear(x, self.weight, self.bias))
 
 
 class FusedResidual(nn.Module):
@@ -166,7 +125,9 @@ class FusedAttention(nn.Module):
         for name in ("before", "after", "shift"):
             self.register_buffer(name, None)
         self.eps, *affine = norm_parts(branch.norm)
-        self.qkv = FoldedLinear(*fold_input(*_projections(attention), *affine), form)
+        weight, bias = fold_input(*_projections(attention), *affine)
+        self.qkv = FoldedLinear(weight, bias, form)
+        self.few = FewQueries(weight, bias, self.heads) if form.few else None
         self.proj = FoldedLinear(*fold_output(attention.proj, branch.scale), form)
         if isinstance(attention, TalkingHeadsAttention):
             self.before, self.after = attention.proj_l.weight * self.scale, attention.proj_w.weight.clone()
@@ -181,6 +142,9 @@ class FusedAttention(nn.Module):
                 self.heads, 1.0 if mixing else self.scale, self.eps, mixing,
             )  # fmt: skip
             return total
+        if queries is not None and self.few is not None and queries <= self.few.most and self.before is None:
+            y = x if self.eps < 0 else F.layer_norm(x, x.shape[-1:], eps=self.eps)
+            return self.proj.add_to(total, self.few(y[:, :queries], y if self.in_keys else y[:, queries:]))
         if queries is None:
             q, k, v = self.qkv(x, self.eps).chunk(3, dim=-1)
         else:
@@ -201,6 +165,36 @@ class FusedAttention(nn.Module):
         return talking_heads_by_image(q, k, v, self.before, self.after, lift).transpose(1, 2).flatten(2)
 
 
+class FewQueries(nn.Module):
+    """Attention of few tokens to all, without keys and values: q (Wk y) = (Wk' q) y, and Wv comes after the mean of y.
+
+    The bias of the keys shifts every score of a query alike, which softmax cancels.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    q_bias: Tensor
+    v_bias: Tensor
+
+    def __init__(self, weight: Tensor, bias: Tensor, heads: int) -> None:
+        super().__init__()
+        dim = weight.shape[1]
+        self.heads, self.scale = heads, (dim // heads) ** -0.5
+        self.most = dim // (4 * heads)  # queries; with more, projecting all tokens is faster (benchmarks/choices.py)
+        for name, part in zip(("q", "k", "v"), weight.split(dim), strict=True):
+            self.register_buffer(name, part.clone() if name == "q" else part.unflatten(0, (heads, -1)).clone())
+        self.register_buffer("q_bias", bias[:dim].clone())
+        self.register_buffer("v_bias", bias[2 * dim :].unflatten(0, (heads, -1)).clone())
+
+    def forward(self, asking: Tensor, y: Tensor) -> Tensor:
+        """(B, Q, D), (B, N, D) -> (B, Q, D), both normalised."""
+        q = F.linear(asking, self.q, self.q_bias).mul_(self.scale).unflatten(-1, (self.heads, -1))
+        keys = torch.einsum("bqhd,hde->bhqe", q, self.k).flatten(1, 2)
+        means = torch.bmm(torch.bmm(keys, y.transpose(1, 2)).softmax(dim=-1), y).unflatten(1, (self.heads, -1))
+        return (torch.einsum("bhqe,hde->bqhd", means, self.v) + self.v_bias).flatten(2)
+
+
 def _projections(attention: Attention) -> tuple[Tensor, Tensor]:
     """Weights (3 D, D) and bias of q, k and v in a row."""
     if isinstance(attention, SelfAttention):
@@ -219,7 +213,7 @@ class FusedFFN(nn.Module):
         assert isinstance(ffn, FFN)
         self.kernels = form.kernels
         self.eps, *affine = norm_parts(branch.norm)
-        self.fc1 = FoldedLinear(*fold_input(*_matrix(ffn.fc1), *affine), form)
+        self.fc1 = FoldedLinear(*fold_input(*matrix_of(ffn.fc1), *affine), form)
         self.fc2 = FoldedLinear(*fold_output(ffn.fc2, branch.scale), form)
 
     def forward(self, total: Tensor, x: Tensor, _: int | None = None) -> Tensor:
@@ -277,10 +271,10 @@ class FusedConv(nn.Module):
         conv = branch.fn
         assert isinstance(conv, ConvBranch)
         self.eps, *affine = norm_parts(branch.norm)
-        self.expand = FoldedLinear(*fold_input(*_matrix(conv.expand), *affine), form)
+        self.expand = FoldedLinear(*fold_input(*matrix_of(conv.expand), *affine), form)
         self.depthwise = conv.depthwise
         self.register_buffer("taps", conv.depthwise.weight.flatten(1).t().contiguous())
-        reduce, expand = _matrix(conv.squeeze_excite.conv_reduce), _matrix(conv.squeeze_excite.conv_expand)
+        reduce, expand = matrix_of(conv.squeeze_excite.conv_reduce), matrix_of(conv.squeeze_excite.conv_expand)
         room = -len(reduce[1]) % LANES  # channels that squeeze to nothing
         self.register_buffer("squeeze", F.pad(reduce[0].t(), (0, room)).contiguous())
         self.register_buffer("squeeze_bias", F.pad(reduce[1], (0, room)))
@@ -426,55 +420,3 @@ def fuse_branch(branch: Branch, form: Form) -> nn.Module:
     if kind is FusedCrossPatch and isinstance(branch.scale, FixupScale):
         return branch
     return kind(branch, form)
-
-
-_ONE_AND_ZERO = torch.ones((), dtype=torch.double), torch.zeros((), dtype=torch.double)  # scalars go to any device
-
-
-def norm_parts(norm: nn.Module) -> tuple[float, Tensor, Tensor]:
-    """(eps, alpha, beta): alpha * x + beta, of the normalised x when eps >= 0; in double precision."""
-    if isinstance(norm, nn.LayerNorm):
-        return norm.eps, norm.weight.double(), norm.bias.double()
-    if isinstance(norm, Affine):
-        return -1.0, norm.alpha.double(), norm.beta.double()
-    if isinstance(norm, BatchNorm):
-        return -1.0, *batch_norm_parts(norm)
-    assert isinstance(norm, nn.Identity), type(norm)
-    return -1.0, *_ONE_AND_ZERO
-
-
-def batch_norm_parts(norm: nn.BatchNorm1d | nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
-    """(alpha, beta) of the running statistics, in double precision."""
-    assert norm.running_mean is not None
-    assert norm.running_var is not None
-    alpha = norm.weight.double() / (norm.running_var.double() + norm.eps).sqrt()
-    return alpha, norm.bias.double() - norm.running_mean.double() * alpha
-
-
-def scale_parts(scale: Scale) -> tuple[Tensor, Tensor]:
-    """(gamma, bias) of what multiplies a branch, in double precision."""
-    one, zero = _ONE_AND_ZERO
-    if isinstance(scale, LayerScale):
-        return scale.gamma.double(), zero
-    if isinstance(scale, ScalarScale):
-        return scale.alpha.double(), scale.bias.double() if isinstance(scale, FixupScale) else zero
-    return one, zero
-
-
-def fold_input(weight: Tensor, bias: Tensor, alpha: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
-    """W (alpha x + beta) + b as one Linear of x."""
-    wide = weight.double()
-    return (wide * alpha).to(weight), (bias.double() + (wide * beta).sum(dim=1)).to(bias)
-
-
-def fold_output(layer: nn.Linear | nn.Conv2d, scale: Scale) -> tuple[Tensor, Tensor]:
-    """scale(W x + b) as one Linear of x."""
-    weight, bias = _matrix(layer)
-    gamma, lift = scale_parts(scale)
-    return (weight.double().t() * gamma).t().to(weight), (bias.double() * gamma + lift).to(bias)
-
-
-def _matrix(layer: nn.Linear | nn.Conv2d) -> tuple[Tensor, Tensor]:
-    """Weights (outputs, inputs) and bias of a Linear, or of a convolution that is one."""
-    assert layer.bias is not None
-    return layer.weight.flatten(1), layer.bias
