@@ -197,7 +197,7 @@ def test_conv_branch(shape: tuple[int, int, int], pack: Pack, tolerance: float) 
         weights += [layer.weight.flatten(1).t().contiguous(), layer.bias]
     weights += pack(branch.project.weight.flatten(1), branch.project.bias)
     total = x.clone()
-    ops.conv_branches_(total, None, [weight.detach() for weight in weights], 1e-6)
+    ops.conv_blocks_(total, None, native.joined(weights)[None], 16, 1e-6, pack is native.pack_bytes)
     assert_close(total, want.detach(), tolerance)
 
 
@@ -267,6 +267,11 @@ def test_what_a_kernel_cannot_take_is_refused() -> None:
         ops.attention(*(torch.zeros(1, 1, 3, 4, dtype=torch.int8) for _ in range(3)), 1.0, True)
     with pytest.raises(ValueError, match="not that of 64 outputs"):
         native.pack_bytes(torch.randn(64, 8), torch.randn(8))
+    row = torch.zeros(2, 64, dtype=torch.uint8)
+    with pytest.raises(ValueError, match="not those of blocks"):
+        ops.conv_blocks_(torch.zeros(1, 2, 2, 16), None, row, 16, 1e-6, False)
+    with pytest.raises(ValueError, match="not those of blocks"):
+        ops.attention_blocks_(torch.zeros(1, 4, 16), row, 2, 32, False, 1.0, 1e-6, 1e-6, True)
     with pytest.raises(ValueError, match="all of floats or all of bytes"):
         ops.ffn_(x, None, weight, bias, levels, terms, 32, 1e-6)
 

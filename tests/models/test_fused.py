@@ -12,7 +12,7 @@ from torch import nn
 import patchloom
 from conftest import assert_close, stir
 from patchloom.kernels import native
-from patchloom.models.fused import FusedResidual
+from patchloom.models.fused import FusedColumn, FusedResidual
 
 NETWORKS: list[tuple[str, dict[str, Any]]] = [
     ("deit_nano", {}),
@@ -189,9 +189,27 @@ def test_images_are_left_as_they_are() -> None:
 
 @needs_kernels
 def test_the_kernels_are_used_where_they_can_be() -> None:
-    assert patchloom.fuse(network("cait_nano", {})).blocks[0].ffn.branches[0].kernels
-    assert not patchloom.fuse(network("cait_nano", {}).double()).blocks[0].ffn.branches[0].kernels
-    assert not patchloom.fuse(network("cait_nano", {}), kernels=False).blocks[0].ffn.branches[0].kernels
+    for name in ("cait_nano", "deit_nano", "patchconvnet_nano"):
+        model = network(name, {})
+        assert isinstance(patchloom.fuse(model).blocks[0], FusedColumn)
+        for other in (patchloom.fuse(network(name, {}).double()), patchloom.fuse(model, kernels=False)):
+            assert len(other.blocks) == len(model.blocks)
+            assert not any(getattr(module, "kernels", False) for module in other.modules())
+    assert patchloom.fuse(network("resmlp_nano", {})).blocks[0].ffn.branches[0].kernels
+
+
+@needs_kernels
+def test_blocks_in_one_call_and_one_by_one_give_the_same() -> None:
+    """A hook anywhere keeps every block as it is, and so does a class token that joins late."""
+    for name in ("cait_nano", "deit_nano", "patchconvnet_nano"):
+        model, images = network(name, {}), torch.randn(3, 3, 32, 32)
+        together = patchloom.fuse(model)(images)
+        model.norm.register_forward_hook(lambda *_: None)
+        apart = patchloom.fuse(model)
+        assert len(apart.blocks) == len(model.blocks)
+        assert_close(apart(images), together, 1e-6)
+    late = network("deit_nano", {"class_token_at": 1})
+    assert not any(isinstance(module, FusedColumn) for module in patchloom.fuse(late).modules())
 
 
 def test_stand_ins_and_hooked_layers_stay_as_they_are() -> None:

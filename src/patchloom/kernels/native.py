@@ -52,7 +52,8 @@ _SIGNATURES = {  # of networks.cpp, a letter an argument
     "pack_bytes": "pnnppi",
     "talking_heads_back": "ppppppppppppi",
     "cross_patch": "pppppi",
-    "conv_branches": "pppppfii",
+    "conv_blocks": "pppppfii",
+    "attention_blocks": "pppfffii",
     "gated_linear": "pppnnppnnii",
 }
 
@@ -237,26 +238,78 @@ def cross_patch_(x: Tensor, weight: Tensor, channels: Tensor, patches: Tensor) -
     _call("cross_patch", x, tuple(x.shape), weight, channels, patches)
 
 
-OF_A_BRANCH = 10  # tensors of a PatchConvNet's block
+def joined(parts: Iterable[Tensor]) -> Tensor:
+    """The bytes of a block's weights one after another, each tensor from a multiple of 64 on."""
+    rows = [part.detach().contiguous().view(-1).view(torch.uint8) for part in parts]
+    return torch.cat([F.pad(row, (0, -len(row) % 64)) for row in rows])
 
 
-@_operator("conv_branches_(Tensor(a!) total, Tensor? x, Tensor[] weights, float eps) -> ()", _nothing)
-def conv_branches_(total: Tensor, x: Tensor | None, weights: list[Tensor], eps: float) -> None:
+def _check_blocks(weights: Tensor, parts: Iterable[tuple[int, ...]], int8: bool) -> None:
+    """An error if weights (blocks, bytes) are not those of blocks of these parts.
+
+    A part is a number of floats, or the inputs and outputs of a Linear.
+    """
+    size = 0
+    for part in parts:
+        wide = -(-part[-1] // panel()) * panel()
+        floats = part if len(part) == 1 else (wide * -(-part[0] // 8) * 2, 3 * wide) if int8 else (wide * part[0], wide)
+        size += sum(-(-4 * count // 64) * 64 for count in floats)
+    if (
+        weights.shape[1:] != (size,)
+        or weights.dtype != torch.uint8
+        or not weights.is_contiguous()
+        or not weights.is_cpu
+    ):
+        raise ValueError(f"weights {tuple(weights.shape)} are not those of blocks of {size} bytes on this processor")
+
+
+@_operator(
+    "conv_blocks_(Tensor(a!) total, Tensor? x, Tensor weights, int squeezed, float eps, bool int8) -> ()", _nothing
+)
+def conv_blocks_(total: Tensor, x: Tensor | None, weights: Tensor, squeezed: int, eps: float, int8: bool) -> None:
     """total (B, height, width, D) += PatchConvNet's branch of x, normalised first when eps >= 0; without x, of total.
 
-    With the weights of several branches one after another, each later one of total. Those of one are expand (panels),
-    depth-wise (9, D), squeeze (D, S), excite (S, D) and project (panels), each followed by its bias; D and S are
-    multiples of 16.
+    With the weights of several branches, (branches, bytes), each later one of total. Those of one are joined from
+    expand (packed), depth-wise (9, D), squeeze (D, S), excite (S, D) and project (packed), each followed by its bias;
+    D and S are multiples of 16.
     """
     x = total if x is None else x.contiguous()
     images, dim = x.shape[0], x.shape[-1]
     _check_total(total)
-    places = [place + first for place in range(0, len(weights), OF_A_BRANCH) for first in (0, 8)]
-    of_bytes = _alike(_check_linear(weights[place], weights[place + 1], dim, dim) for place in places)
+    parts = [(dim, dim), (9 * dim,), (dim,), (dim * squeezed,), (squeezed,), (squeezed * dim,), (dim,), (dim, dim)]
+    _check_blocks(weights, parts, int8)
     work = x.new_empty(x.numel() + 2 * images * dim)
-    pointers = tuple(w.data_ptr() if i in places else _address(w) for i, w in enumerate(weights))
-    shape = (*x.shape, len(weights[5]), len(weights) // OF_A_BRANCH)
-    _call("conv_branches", total, x, work, shape, pointers, eps, of_bytes)
+    _call("conv_blocks", total, x, work, (*x.shape, squeezed, len(weights)), weights.data_ptr(), eps, int8)
+
+
+@_operator(
+    "attention_blocks_(Tensor(a!) x, Tensor weights, int heads, int hidden, bool mixed, float scale, float eps, "
+    "float eps_ffn, bool int8) -> ()",
+    _nothing,
+)
+def attention_blocks_(
+    x: Tensor,
+    weights: Tensor,
+    heads: int,
+    hidden: int,
+    mixed: bool,
+    scale: float,
+    eps: float,
+    eps_ffn: float,
+    int8: bool,
+) -> None:
+    """x (B, N, D) goes through blocks of attention and FFN, as `attention_` and `ffn_` compute them.
+
+    The weights (blocks, bytes) of each are joined from those of qkv and proj, of `whole_mixing` if heads are mixed, of
+    fc1 and fc2, layers packed and followed by their bias.
+    """
+    images, tokens, dim = x.shape
+    _check_total(x)
+    whole = -(-heads // 4) * 4
+    mixing = [(whole * heads,), (heads * heads,), (whole,)] if mixed else []
+    _check_blocks(weights, [(dim, 3 * dim), (dim, dim), *mixing, (dim, hidden), (hidden, dim)], int8)
+    shape = (images, tokens, dim, heads, hidden, len(weights), int(mixed))
+    _call("attention_blocks", x, shape, weights.data_ptr(), scale, eps, eps_ffn, int8)
 
 
 @_operator("attention(Tensor q, Tensor k, Tensor v, float scale, bool int8) -> Tensor", lambda q, *_: _joined(q))
@@ -290,9 +343,7 @@ def attention_(
     images, tokens, dim = x.shape
     _check_total(total)
     of_bytes = _alike([_check_linear(qkv, qkv_bias, dim, 3 * dim), _check_linear(proj, proj_bias, dim, dim)])
-    mixes: list[Tensor | None] = [None] * 3
-    if mixing:
-        mixes = [_whole_rows(mixing[0]), mixing[1].contiguous(), _whole_rows(mixing[2])]
+    mixes = whole_mixing(*mixing) if mixing else (None,) * 3
     shape, weights = (images, tokens, dim, heads), (qkv.data_ptr(), qkv_bias, proj.data_ptr(), proj_bias)
     _call("attention_branch", x, total, shape, *weights, *mixes, scale, eps, of_bytes)
 
@@ -303,7 +354,7 @@ def attention_(
 )
 def talking_heads(q: Tensor, k: Tensor, v: Tensor, before: Tensor, after: Tensor, shift: Tensor) -> Tensor:
     """(mix(after, softmax(mix(before, q k^T))) + shift) v, heads joined; `before` and `after` (H, H), `shift` (H)."""
-    return _attend(q, k, v, _whole_rows(before), after.contiguous(), _whole_rows(shift), 1.0)
+    return _attend(q, k, v, *whole_mixing(before, after, shift), 1.0)
 
 
 @_operator(
@@ -381,6 +432,11 @@ def _heads_apart(x: Tensor) -> Tensor:
 
 def _dense(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def whole_mixing(before: Tensor, after: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What mixes heads as the kernel takes it."""
+    return _whole_rows(before), after.contiguous(), _whole_rows(shift)
 
 
 def _whole_rows(x: Tensor) -> Tensor:

@@ -8,6 +8,9 @@
 
 namespace {
 
+// Whether each image goes through a branch on one thread: of few images, all threads take parts of each
+inline bool apart(int64_t images, int threads) { return images % threads == 0 || images >= 4 * threads; }
+
 // What PatchConvNet's block has on maps (height, width, dim)
 template <class Layer>
 struct ConvBranch {
@@ -89,19 +92,19 @@ inline void add_gated_linear(const Layer& layer, const float* x, const float* ga
 template <class Layer>
 void add_conv_branch(const ConvBranch<Layer>& branch, int64_t images, const float* x, float* total, float* work, int threads) {
     int64_t tokens = branch.tokens(), dim = branch.dim, map = tokens * dim;
-    bool apart = images % threads == 0 || images >= 4 * threads;
-    int64_t channels = apart ? dim : round_up((dim + threads - 1) / threads, PANEL), ranges = (dim + channels - 1) / channels;
+    bool alone = apart(images, threads);
+    int64_t channels = alone ? dim : round_up((dim + threads - 1) / threads, PANEL), ranges = (dim + channels - 1) / channels;
     float *middle = work, *mean = middle + images * map, *gate = mean + images * dim;
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
     for (int64_t i = 0; i < images * ranges; i++) {
         int64_t image = i / ranges, first = i % ranges * channels;
         float *out = middle + image * map, *means = mean + image * dim, *gates = gate + image * dim;
         expand_and_convolve(branch, x + image * map, first, std::min(first + channels, dim), out, means);
-        if (!apart) continue;
+        if (!alone) continue;
         squeeze_excite(branch, means, gates);
         add_gated_linear(branch.project, out, gates, tokens, tokens, total + image * map, 1);
     }
-    if (apart) return;
+    if (alone) return;
     for (int64_t i = 0; i < images; i++) squeeze_excite(branch, mean + i * dim, gate + i * dim);
     add_gated_linear(branch.project, middle, gate, images * tokens, tokens, total, threads);
 }
@@ -171,12 +174,9 @@ void attend_all(const Heads& q, const Heads& k, const Heads& v, const Heads& out
     }
 }
 
-// Whether each image goes through a branch on one thread: of few images, all threads take parts of each
-inline bool apart(int64_t images, int threads) { return images % threads == 0 || images >= 4 * threads; }
-
-// total (B, N, D) += proj(attention(qkv(norm(x))))
+// total (B, N, D) += proj(attention(qkv(norm(x)))), each step for all images
 template <class Layer>
-void add_attention(const Layer& qkv, const Layer& proj, const float* x, float* total, const Shape& shape,
+void add_attention_together(const Layer& qkv, const Layer& proj, const float* x, float* total, const Shape& shape,
                    const Mixing& mixing, float eps, int threads) {
     static thread_local Scratch memory;
     int64_t tokens = shape.queries, dim = proj.outputs, wide = loose(3 * dim), rows = shape.images * tokens;
@@ -190,6 +190,76 @@ void add_attention(const Layer& qkv, const Layer& proj, const float* x, float* t
     for_each_block(attended, rows, proj, {}, threads, [&](int64_t row, int64_t column, Vec low, Vec high) {
         write<true>(total + row * dim, column, dim, low, high);
     });
+}
+
+// total (B, N, D) += proj(attention(qkv(norm(x))))
+template <class Layer>
+void add_attention(const Layer& qkv, const Layer& proj, const float* x, float* total, Shape shape, const Mixing& mixing,
+                   float eps, int threads) {
+    int64_t images = shape.images, size = shape.queries * proj.outputs;
+    if (!apart(images, threads)) return add_attention_together(qkv, proj, x, total, shape, mixing, eps, threads);
+    shape.images = 1;
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
+    for (int64_t i = 0; i < images; i++)
+        add_attention_together(qkv, proj, x + i * size, total + i * size, shape, mixing, eps, 1);
+}
+
+// The weights of blocks one after another, each part from a multiple of 64 bytes on
+struct Parts {
+    const char* at;
+
+    const float* floats(int64_t count) {
+        const char* found = at;
+        at += round_up(4 * count, 64);
+        return reinterpret_cast<const float*>(found);
+    }
+
+    void take(Linear& layer, int64_t inputs, int64_t outputs) {
+        int64_t wide = round_up(outputs, PANEL);
+        const float* weight = floats(wide * inputs);
+        layer = {weight, floats(wide), inputs, outputs};
+    }
+
+    void take(ByteLinear& layer, int64_t inputs, int64_t outputs) {
+        int64_t wide = round_up(outputs, PANEL);
+        auto* weight = reinterpret_cast<const int8_t*>(floats(wide * round_up(inputs, GROUP) / 4));
+        layer = {weight, floats(3 * wide), inputs, outputs};
+    }
+};
+
+// x (B, N, D) goes through blocks of attention and FFN; see patchloom_attention_blocks
+template <class Layer>
+void run_attention_blocks(float* x, Shape shape, int64_t dim, int64_t hidden, int64_t blocks, bool mixed, Parts weights,
+                          float scale, float eps, float eps_ffn, int threads) {
+    int64_t heads = shape.heads, whole = round_up(heads, MIX);
+    for (int64_t i = 0; i < blocks; i++) {
+        Layer qkv, proj, fc1, fc2;
+        Mixing mixing{nullptr, nullptr, nullptr, scale};
+        weights.take(qkv, dim, 3 * dim), weights.take(proj, dim, dim);
+        if (mixed) {
+            mixing.before = weights.floats(whole * heads), mixing.after = weights.floats(heads * heads);
+            mixing.shift = weights.floats(whole);
+        }
+        weights.take(fc1, dim, hidden), weights.take(fc2, hidden, dim);
+        add_attention(qkv, proj, x, x, shape, mixing, eps, threads);
+        add_ffn(fc1, fc2, x, x, shape.images * shape.queries, eps_ffn, threads);
+    }
+}
+
+// total (B, height, width, D) goes through PatchConvNet's blocks; see patchloom_conv_blocks
+template <class Layer>
+void run_conv_blocks(float* total, const float* x, float* work, const int64_t* shape, Parts weights, float eps, int threads) {
+    int64_t dim = shape[3], squeezed = shape[4];
+    for (int64_t i = 0; i < shape[5]; i++, x = total) {
+        ConvBranch<Layer> branch;
+        branch.height = shape[1], branch.width = shape[2], branch.dim = dim, branch.squeezed = squeezed, branch.eps = eps;
+        weights.take(branch.expand, dim, dim);
+        branch.taps = weights.floats(9 * dim), branch.shift = weights.floats(dim);
+        branch.squeeze = weights.floats(dim * squeezed), branch.squeeze_bias = weights.floats(squeezed);
+        branch.excite = weights.floats(squeezed * dim), branch.excite_bias = weights.floats(dim);
+        weights.take(branch.project, dim, dim);
+        add_conv_branch(branch, shape[0], x, total, work, threads);
+    }
 }
 
 }  // namespace
@@ -258,15 +328,18 @@ void patchloom_attention_branch(const float* x, float* total, const int64_t* sha
     Shape sizes{shape[0], shape[3], shape[1], shape[1], dim / shape[3]};
     with_layer(qkv, qkv_bias, dim, 3 * dim, bytes, [&](auto layer) {
         auto last = like(layer, proj, proj_bias, dim, dim);
-        Mixing mixing{before, after, shift, scale};
-        if (!apart(shape[0], threads)) return add_attention(layer, last, x, total, sizes, mixing, eps, threads);
-        sizes.images = 1;
-#pragma omp parallel for schedule(dynamic) num_threads(threads)
-        for (int64_t i = 0; i < shape[0]; i++) {
-            int64_t from = i * shape[1] * dim;
-            add_attention(layer, last, x + from, total + from, sizes, mixing, eps, 1);
-        }
+        add_attention(layer, last, x, total, sizes, {before, after, shift, scale}, eps, threads);
     });
+}
+
+// x (B, N, D) goes through blocks of attention and FFN in place. `shape` is B, N, D, H, hidden, blocks, whether heads are
+// mixed; `weights` are those of qkv, proj, before, after and shift if mixed, fc1 and fc2 of each block, layers with their bias.
+void patchloom_attention_blocks(float* x, const int64_t* shape, const char* weights, float scale, float eps, float eps_ffn,
+                                int bytes, int threads) {
+    int64_t dim = shape[2];
+    Shape sizes{shape[0], shape[3], shape[1], shape[1], dim / shape[3]};
+    auto run = bytes ? run_attention_blocks<ByteLinear> : run_attention_blocks<Linear>;
+    run(x, sizes, dim, shape[4], shape[5], shape[6], {weights}, scale, eps, eps_ffn, threads);
 }
 
 // The gradients of talking-heads attention: dq, dk, dv, and of before, after and shift for each image, (B, 2 H H + H).
@@ -322,18 +395,12 @@ void patchloom_gated_linear(const float* x, const float* gate, float* total, int
                [&](auto layer) { add_gated_linear(layer, x, gate, rows, tokens, total, threads); });
 }
 
-// total (B, height, width, D) goes through PatchConvNet's blocks one after another; the first reads x, which may be total.
-// `shape` is B, height, width, D, channels squeezed to, blocks; `weights` are those of expand, depth-wise, squeeze, excite
-// and project of each block, each with its bias.
-void patchloom_conv_branches(float* total, const float* x, float* work, const int64_t* shape, const float* const* weights,
-                             float eps, int bytes, int threads) {
-    int64_t dim = shape[3];
-    for (int64_t i = 0; i < shape[5]; i++, weights += 10, x = total)
-        with_layer(weights[0], weights[1], dim, dim, bytes, [&](auto expand) {
-            auto project = like(expand, weights[8], weights[9], dim, dim);
-            ConvBranch<decltype(expand)> branch{shape[1],   shape[2],   dim,        shape[4],   expand,     project, weights[2],
-                                                weights[3], weights[4], weights[5], weights[6], weights[7], eps};
-            add_conv_branch(branch, shape[0], x, total, work, threads);
-        });
+// total (B, height, width, D) goes through PatchConvNet's blocks; the first reads x, which may be total. `shape` is B, height,
+// width, D, channels squeezed to, blocks; `weights` are those of expand, depth-wise, squeeze, excite and project of each
+// block, each with its bias.
+void patchloom_conv_blocks(float* total, const float* x, float* work, const int64_t* shape, const char* weights, float eps,
+                           int bytes, int threads) {
+    auto run = bytes ? run_conv_blocks<ByteLinear> : run_conv_blocks<Linear>;
+    run(total, x, work, shape, {weights}, eps, threads);
 }
 }

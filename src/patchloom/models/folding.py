@@ -41,6 +41,10 @@ class FoldedLinear(nn.Module):
         self.register_buffer("weight", weight.contiguous())
         self.register_buffer("bias", bias.contiguous())
 
+    def packed(self) -> tuple[Tensor, Tensor]:
+        """Weights and bias as the kernel takes them."""
+        return self.weight, self.bias
+
     def forward(self, x: Tensor, eps: float = -1.0, activate: bool = False) -> Tensor:
         """Of x (..., D), normalised when eps >= 0; through a GELU when told to."""
         return self._apply_part(x, self.weight, self.bias, self.outputs, eps, activate)

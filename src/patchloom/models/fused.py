@@ -65,13 +65,16 @@ def fuse(model: nn.Module, class_token_only: bool = True, kernels: bool = True, 
         few = form._replace(few=block in asked)
         for name, residual in block.named_children():
             setattr(block, name, fuse_residual(residual, few, in_place))
-    if form.kernels and (convs := column_of(network.blocks)):
-        network.blocks = nn.ModuleList([FusedColumn(convs)])
+    if int8 and not any(isinstance(module, FusedAttention | FusedFFN | FusedConv) for module in network.modules()):
+        raise PatchloomError(f"int8=True changes nothing in the blocks of {network.config.name}: they cannot be fused.")
+    if form.kernels and in_place and network.join_at in (None, 0):
+        alike = len(network.blocks) - (
+            network.join_at is not None
+        )  # the last block may be asked for a few tokens alone
+        if column := column_of(network.blocks[:alike], int8):
+            network.blocks = nn.ModuleList([column, *network.blocks[alike:]])
     if form.kernels and (stages := stages_of(network.stem)):
         network.stem = FusedStem(stages, form)
-    parts = (*network.blocks.buffers(), *network.pool.buffers())
-    if int8 and not any(part.dtype == torch.int8 for part in parts):
-        raise PatchloomError(f"int8=True changes nothing in the blocks of {network.config.name}: they cannot be fused.")
     return network
 
 
@@ -124,34 +127,44 @@ class FusedAttention(nn.Module):
         self.form = form
         for name in ("before", "after", "shift"):
             self.register_buffer(name, None)
-        self.eps, *affine = norm_parts(branch.norm)
-        weight, bias = fold_input(*_projections(attention), *affine)
-        self.qkv = FoldedLinear(weight, bias, form)
-        self.few = FewQueries(weight, bias, self.heads) if form.few else None
-        self.proj = FoldedLinear(*fold_output(attention.proj, branch.scale), form)
         if isinstance(attention, TalkingHeadsAttention):
             self.before, self.after = attention.proj_l.weight * self.scale, attention.proj_w.weight.clone()
             self.shift = attention.proj_w.bias.clone()
+        self.eps, *affine = norm_parts(branch.norm)
+        weight, bias = fold_input(*_projections(attention), *affine)
+        self.qkv = FoldedLinear(weight, bias, form)
+        self.few = FewQueries(weight, bias, self.heads) if form.few and self.before is None else None
+        self.proj = FoldedLinear(*fold_output(attention.proj, branch.scale), form)
+
+    def mixing(self) -> list[Tensor]:
+        """What mixes the heads, if they are mixed."""
+        return [part for part in (self.before, self.after, self.shift) if part is not None]
+
+    def weights(self) -> list[Tensor]:
+        """As the kernel takes them."""
+        mixing = self.mixing()
+        return [*self.qkv.packed(), *self.proj.packed(), *(native.whole_mixing(*mixing) if mixing else ())]
 
     def forward(self, total: Tensor, x: Tensor, queries: int | None = None) -> Tensor:
-        dim = x.shape[-1]
         if self.form.kernels and queries is None:
-            mixing = [] if self.before is None else [self.before, self.after, self.shift]
-            torch.ops.patchloom.attention_(
-                total, None if x is total else x, self.qkv.weight, self.qkv.bias, self.proj.weight, self.proj.bias,
-                self.heads, 1.0 if mixing else self.scale, self.eps, mixing,
-            )  # fmt: skip
+            layers, mixing = (*self.qkv.packed(), *self.proj.packed()), self.mixing()
+            rest = self.heads, 1.0 if mixing else self.scale, self.eps, mixing
+            torch.ops.patchloom.attention_(total, None if x is total else x, *layers, *rest)
             return total
-        if queries is not None and self.few is not None and queries <= self.few.most and self.before is None:
+        if queries is not None and self.few is not None and queries <= self.few.most:
             y = x if self.eps < 0 else F.layer_norm(x, x.shape[-1:], eps=self.eps)
             return self.proj.add_to(total, self.few(y[:, :queries], y if self.in_keys else y[:, queries:]))
-        if queries is None:
-            q, k, v = self.qkv(x, self.eps).chunk(3, dim=-1)
-        else:
-            q = self.qkv.part(x[:, :queries], 0, dim, self.eps)
-            k, v = self.qkv.part(x if self.in_keys else x[:, queries:], dim, 3 * dim, self.eps).chunk(2, dim=-1)
-        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (q, k, v))
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.project(x, queries))
         return self.proj.add_to(total, self.attend(q, k, v))
+
+    def project(self, x: Tensor, queries: int | None) -> tuple[Tensor, ...]:
+        """Queries, keys and values, (B, Q, D) and twice (B, K, D)."""
+        if queries is None:
+            return self.qkv(x, self.eps).chunk(3, dim=-1)
+        dim = x.shape[-1]
+        source = x if self.in_keys else x[:, queries:]
+        q, kv = self.qkv.part(x[:, :queries], 0, dim, self.eps), self.qkv.part(source, dim, 3 * dim, self.eps)
+        return q, *kv.chunk(2, dim=-1)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """(B, H, Q, d) and twice (B, H, K, d) -> (B, Q, D)."""
@@ -216,6 +229,10 @@ class FusedFFN(nn.Module):
         self.fc1 = FoldedLinear(*fold_input(*matrix_of(ffn.fc1), *affine), form)
         self.fc2 = FoldedLinear(*fold_output(ffn.fc2, branch.scale), form)
 
+    def weights(self) -> list[Tensor]:
+        """As the kernel takes them."""
+        return [*self.fc1.packed(), *self.fc2.packed()]
+
     def forward(self, total: Tensor, x: Tensor, _: int | None = None) -> Tensor:
         if not self.kernels:
             return self.fc2.add_to(total, self.fc1(x, self.eps, activate=True))
@@ -258,9 +275,8 @@ class FusedCrossPatch(nn.Module):
 
 
 class FusedConv(nn.Module):
-    """total += scale(conv_branch(norm(x))): PatchConvNet's block on maps."""
+    """total += scale(conv_branch(norm(x))): PatchConvNet's block on maps, with torch's operators."""
 
-    taps: Tensor
     squeeze: Tensor
     squeeze_bias: Tensor
     excite: Tensor
@@ -273,46 +289,66 @@ class FusedConv(nn.Module):
         self.eps, *affine = norm_parts(branch.norm)
         self.expand = FoldedLinear(*fold_input(*matrix_of(conv.expand), *affine), form)
         self.depthwise = conv.depthwise
-        self.register_buffer("taps", conv.depthwise.weight.flatten(1).t().contiguous())
         reduce, expand = matrix_of(conv.squeeze_excite.conv_reduce), matrix_of(conv.squeeze_excite.conv_expand)
         room = -len(reduce[1]) % LANES  # channels that squeeze to nothing
         self.register_buffer("squeeze", F.pad(reduce[0].t(), (0, room)).contiguous())
         self.register_buffer("squeeze_bias", F.pad(reduce[1], (0, room)))
         self.register_buffer("excite", F.pad(expand[0].t(), (0, 0, 0, room)).contiguous())
         self.register_buffer("excite_bias", expand[1].clone())
-        self.kernels = form.kernels and len(self.excite_bias) % LANES == 0
         self.project = FoldedLinear(*fold_output(conv.project, branch.scale), form)
 
     def weights(self) -> list[Tensor]:
         """As the kernel takes them."""
-        first = [self.expand.weight, self.expand.bias, self.taps, cast(Tensor, self.depthwise.bias)]
-        return [*first, *self.gates(), self.project.weight, self.project.bias]
-
-    def gates(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return self.squeeze, self.squeeze_bias, self.excite, self.excite_bias
+        taps, shift = self.depthwise.weight.flatten(1).t(), cast(Tensor, self.depthwise.bias)
+        gates = (self.squeeze, self.squeeze_bias, self.excite, self.excite_bias)
+        return [*self.expand.packed(), taps, shift, *gates, *self.project.packed()]
 
     def forward(self, total: Tensor, x: Tensor, _: int | None = None) -> Tensor:
-        if self.kernels:
-            torch.ops.patchloom.conv_branches_(total, None if x is total else x, self.weights(), self.eps)
-            return total
-        gates = self.gates()
         y = torch.ops.aten.gelu_(convolve(self.depthwise, self.expand(x, self.eps, activate=True)))
-        squeezed = F.relu(torch.addmm(gates[1], y.mean(dim=(1, 2)), gates[0]))
-        return self.project.add_to(total, y, torch.addmm(gates[3], squeezed, gates[2]).sigmoid())
+        squeezed = F.relu(torch.addmm(self.squeeze_bias, y.mean(dim=(1, 2)), self.squeeze))
+        return self.project.add_to(total, y, torch.addmm(self.excite_bias, squeezed, self.excite).sigmoid())
 
 
 class FusedColumn(nn.Module):
-    """A PatchConvNet's blocks, one after another in one call of the kernel."""
+    """Blocks one after another in one call of a kernel; `weights` (blocks, bytes)."""
 
-    def __init__(self, branches: list[FusedConv]) -> None:
+    weights: Tensor
+
+    def __init__(self, weights: list[Tensor], int8: bool) -> None:
         super().__init__()
-        self.branches = nn.ModuleList(branches)
-        self.eps = branches[0].eps
+        self.int8 = int8
+        self.register_buffer("weights", torch.stack(weights))
+
+
+class ConvColumn(FusedColumn):
+    """PatchConvNet's blocks."""
+
+    def __init__(self, branches: list[FusedConv], int8: bool) -> None:
+        super().__init__([native.joined(branch.weights()) for branch in branches], int8)
+        self.eps, self.squeezed = branches[0].eps, len(branches[0].squeeze_bias)
 
     def forward(self, x: Tensor, _: int | None = None) -> Tensor:
         x = _for_inference(x)
-        weights = [weight for branch in self.branches for weight in cast(FusedConv, branch).weights()]
-        torch.ops.patchloom.conv_branches_(x, None, weights, self.eps)
+        torch.ops.patchloom.conv_blocks_(x, None, self.weights, self.squeezed, self.eps, self.int8)
+        return x
+
+
+class AttentionColumn(FusedColumn):
+    """Blocks of attention, plain or with talking heads, and FFN."""
+
+    def __init__(self, blocks: list[tuple[FusedAttention, FusedFFN]], int8: bool) -> None:
+        super().__init__([native.joined([*first.weights(), *second.weights()]) for first, second in blocks], int8)
+        self.alike = self.settings(*blocks[0])
+
+    @staticmethod
+    def settings(first: FusedAttention, second: FusedFFN) -> tuple[int, int, bool, float, float, float]:
+        """Heads, hidden channels, whether heads are mixed, scale of the scores, and the eps of both norms."""
+        mixed = first.before is not None
+        return first.heads, second.fc1.outputs, mixed, 1.0 if mixed else first.scale, first.eps, second.eps
+
+    def forward(self, x: Tensor, _: int | None = None) -> Tensor:
+        x = _for_inference(x)
+        torch.ops.patchloom.attention_blocks_(x, self.weights, *self.alike, self.int8)
         return x
 
 
@@ -401,16 +437,26 @@ def fuse_residual(residual: nn.Module, form: Form, in_place: bool = True) -> nn.
     return FusedResidual([fuse_branch(branch, form) for branch in branches], in_place)
 
 
-def column_of(blocks: nn.ModuleList) -> list[FusedConv]:
-    """The branches of blocks that are each a PatchConvNet's; none if there is a block of another kind."""
-    found: list[FusedConv] = []
-    for block in blocks:
-        branches = [branch for child in block.children() for branch in getattr(child, "branches", [None])]
-        if len(branches) != 1 or not isinstance(branches[0], FusedConv) or not replaceable(block, Block):
-            return []
-        found += branches
-    alike = len({(branch.kernels, branch.eps) for branch in found}) == 1
-    return found if alike and found[0].kernels else []
+def column_of(blocks: nn.ModuleList, int8: bool) -> FusedColumn | None:
+    """Blocks of one branch of PatchConvNet each, or of attention and an FFN, as one; None if they differ."""
+    found = [branches_of(block) for block in blocks]
+    kinds = {tuple(map(type, branches)) for branches in found}
+    if kinds == {(FusedConv,)}:
+        convs = [cast(FusedConv, conv) for (conv,) in found]
+        alike = {(conv.eps, conv.squeeze.shape) for conv in convs}
+        return ConvColumn(convs, int8) if len(alike) == 1 and len(convs[0].excite_bias) % LANES == 0 else None
+    if kinds == {(FusedAttention, FusedFFN)}:
+        pairs = [(cast(FusedAttention, first), cast(FusedFFN, second)) for first, second in found]
+        columns = {AttentionColumn.settings(*pair) for pair in pairs}
+        return AttentionColumn(pairs, int8) if len(columns) == 1 else None
+    return None
+
+
+def branches_of(block: nn.Module) -> list[nn.Module]:
+    """The branches of a block, one after another; none if some are parallel, or the block is of another kind."""
+    parts = [list(getattr(child, "branches", ())) for child in block.children()]
+    alone = replaceable(block, Block) and all(len(part) == 1 for part in parts)
+    return [branch for part in parts for branch in part] if alone else []
 
 
 def fuse_branch(branch: Branch, form: Form) -> nn.Module:
