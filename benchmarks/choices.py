@@ -3,11 +3,11 @@
     python benchmarks/choices.py [--rounds 31] [--json FILE] [--compare FILE]
 
 `few queries`: our attention kernel beside torch's, for as many queries as each row says, of 197 keys (FEW_QUERIES of
-models/fused.py). `no keys`: attention of that many queries, times heads, without keys and values beside one with them
-(FewQueries of models/fused.py), of 384 channels. `drop rate`: a training step of a DeiT-S block that computes only the samples that stochastic depth
-keeps beside one that computes all (`kept_alone` of layers/residual.py). `talking heads`: our kernel beside torch's
-operators, forward and backward (`attend_fast` of layers/attention.py). Above 1 the rewrite is the faster one; about 1
-where the rule chooses the plain form.
+models/fused.py). `no keys`: attention of so many queries times heads without keys and values beside one with them
+(FewQueries of models/fused.py), of 384 channels. `drop rate`: a training step of a DeiT-S block that computes only the
+samples that stochastic depth keeps beside one that computes all (`kept_alone` of layers/residual.py). `talking heads`:
+our kernel beside torch's operators, forward and backward (`attend_fast` of layers/attention.py). Above 1 the rewrite is
+the faster one; about 1 where the rule chooses the plain form.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ def few_queries(queries: int, batch: int, rounds: int) -> dict[str, Any]:
 @torch.inference_mode()
 def no_keys(queries: int, heads: int, batch: int, rounds: int) -> dict[str, Any]:
     network = patchloom.fuse(patchloom.create_model("deit_small", depth=1, heads=heads).eval())
-    attention = network.blocks[-1].mixing.branches[0]
+    branch = network.blocks[-1].mixing.branches[0]
     x = torch.randn(batch, 197, 384)
     total = x[:, :queries].clone()
 
     def run(most: int) -> Tensor:
-        attention.few.most = most
-        return attention(total, x, queries)
+        branch.few.most = most
+        return branch(total, x, queries)
 
     return row(f"no keys, {queries} x {heads}", batch, lambda: run(0), lambda: run(queries), rounds)
 
@@ -94,7 +94,7 @@ def talking(name: str, batch: int, rounds: int) -> dict[str, Any]:
 def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for queries in (1, 2, 4, 6, 8, 16, 197):
         yield few_queries(queries, 8, options.rounds)
-    for queries, heads in ((1, 6), (2, 6), (8, 6), (16, 6), (1, 1), (50, 1), (100, 1), (150, 1)):
+    for queries, heads in ((1, 6), (2, 6), (16, 6), (32, 6), (1, 1), (96, 1), (150, 1)):
         yield no_keys(queries, heads, 8, options.rounds)
     for batch in (1, 4, 16):
         for rate in (0.02, 0.1, 0.4):

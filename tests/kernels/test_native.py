@@ -116,6 +116,77 @@ def test_attention_of_scores_far_apart(int8: bool) -> None:
     assert_close(got[0], want, 0.01 if int8 else 1e-6)
 
 
+def of_attention(x: Tensor, layers: list[Tensor], heads: int, mixing: list[Tensor]) -> Tensor:
+    """proj(attention(qkv(x))) by the formula, in double precision; x is (B, N, D)."""
+    qkv, qkv_bias, proj, proj_bias = (layer.double() for layer in layers)
+    q, k, v = F.linear(x.double(), qkv, qkv_bias).unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
+    scores = q @ k.mT * (1.0 if mixing else 0.2)
+    if mixing:
+        before, after, shift = (part.double() for part in mixing)
+        scores = torch.einsum("gh,bhqk->bgqk", before, scores)
+        parts = torch.einsum("gh,bhqk->bgqk", after, scores.softmax(-1)) + shift[:, None, None]
+    else:
+        parts = scores.softmax(-1)
+    return F.linear((parts @ v).transpose(1, 2).flatten(2), proj, proj_bias)
+
+
+def of_ffn(x: Tensor, layers: list[Tensor]) -> Tensor:
+    first, first_bias, second, second_bias = (layer.double() for layer in layers)
+    return F.linear(F.gelu(F.linear(x, first, first_bias)), second, second_bias)
+
+
+def layers_of(*shapes: tuple[int, int]) -> list[Tensor]:
+    """Weights (outputs, inputs) and biases that keep numbers of the size that they have."""
+    pairs = [(torch.randn(shape) * shape[1] ** -0.5, torch.randn(shape[0])) for shape in shapes]
+    return [part for pair in pairs for part in pair]
+
+
+def packed(layers: list[Tensor], pack: Pack) -> list[Tensor]:
+    return [part for i in range(0, len(layers), 2) for part in pack(*layers[i : i + 2])]
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize(("images", "tokens", "heads", "width"), [
+    (1, 1, 1, 1), (2, 5, 3, 7), (3, 50, 4, 48), (5, 197, 2, 16),
+])  # fmt: skip
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("eps", [-1.0, 1e-6])
+@pytest.mark.parametrize(("pack", "tolerance"), [(native.pack, 2e-6), (native.pack_bytes, 0.05)])
+def test_blocks_of_attention(
+    images: int, tokens: int, heads: int, width: int, mixed: bool, eps: float, pack: Pack, tolerance: float
+) -> None:
+    """One branch in a call, with x elsewhere, and two blocks of attention and FFN in one call."""
+    dim, hidden = heads * width, 3 * heads * width + 1
+    x, total = torch.randn(2, images, tokens, dim)
+    attention = [layers_of((3 * dim, dim), (dim, dim)) for _ in range(2)]
+    ffn = [layers_of((hidden, dim), (dim, hidden)) for _ in range(2)]
+    mixing = [torch.randn(heads, heads) * width**-0.5, torch.randn(heads, heads), torch.randn(heads)] if mixed else []
+
+    def norm(y: Tensor) -> Tensor:
+        return y if eps < 0 else F.layer_norm(y, (dim,), eps=eps)
+
+    scale = 1.0 if mixed else 0.2
+    want = total + of_attention(norm(x.double()), attention[0], heads, mixing)
+    ops.attention_(total, x, *packed(attention[0], pack), heads, scale, eps, mixing)
+    assert_close(total, want.float(), tolerance)
+    want, rows = x.double(), []
+    for first, second in zip(attention, ffn, strict=True):
+        want = want + of_attention(norm(want), first, heads, mixing)
+        want = want + of_ffn(norm(want), second)
+        whole = native.whole_mixing(*mixing) if mixed else ()
+        rows.append(native.joined([*packed(first, pack), *whole, *packed(second, pack)]))
+    bytes_alone = pack is native.pack_bytes
+    ops.attention_blocks_(x, torch.stack(rows), heads, hidden, mixed, scale, eps, eps, bytes_alone)
+    assert_close(x, want.float(), 4 * tolerance)
+
+
+@pytest.mark.parametrize("shape", [(0, 9, 16), (2, 0, 16)])
+def test_blocks_of_attention_of_nothing(shape: tuple[int, int, int]) -> None:
+    layers = packed(layers_of((48, 16), (16, 16), (40, 16), (16, 40)), native.pack)
+    ops.attention_(torch.zeros(shape), None, *layers[:4], 2, 1.0, 1e-6, [])
+    ops.attention_blocks_(torch.zeros(shape), native.joined(layers)[None], 2, 40, False, 1.0, 1e-6, 1e-6, False)
+
+
 @pytest.mark.parametrize(("images", "heads", "tokens", "width"), [
     (2, 4, 196, 48), (3, 8, 50, 48), (2, 3, 17, 10), (1, 16, 20, 48), (1, 1, 1, 1),
 ])  # fmt: skip
@@ -197,7 +268,7 @@ def test_conv_branch(shape: tuple[int, int, int], pack: Pack, tolerance: float) 
         weights += [layer.weight.flatten(1).t().contiguous(), layer.bias]
     weights += pack(branch.project.weight.flatten(1), branch.project.bias)
     total = x.clone()
-    ops.conv_blocks_(total, None, native.joined(weights)[None], 16, 1e-6, pack is native.pack_bytes)
+    ops.conv_blocks_(total, native.joined(weights)[None], 16, 1e-6, pack is native.pack_bytes)
     assert_close(total, want.detach(), tolerance)
 
 
@@ -268,8 +339,19 @@ def test_what_a_kernel_cannot_take_is_refused() -> None:
     with pytest.raises(ValueError, match="not that of 64 outputs"):
         native.pack_bytes(torch.randn(64, 8), torch.randn(8))
     row = torch.zeros(2, 64, dtype=torch.uint8)
+    for shape, squeezed in (((1, 1, 1, 20), 16), ((1, 1, 1, 16), 8)):
+        with pytest.raises(ValueError, match="not multiples of 16"):
+            ops.conv_blocks_(torch.zeros(shape), row, squeezed, 1e-6, False)
+    layers = packed(layers_of((60, 20), (20, 20)), native.pack)
+    for heads, mixing in ((3, []), (0, []), (2, [torch.zeros(3, 3), torch.zeros(3, 3), torch.zeros(3)])):
+        with pytest.raises(ValueError, match="do not fit 20 channels"):
+            ops.attention_(torch.zeros(1, 4, 20), None, *layers, heads, 1.0, 1e-6, mixing)
+    with pytest.raises(ValueError, match="has the shape of x"):
+        ops.attention_(torch.zeros(1, 3, 20), torch.zeros(1, 4, 20), *layers, 2, 1.0, 1e-6, [])
+    with pytest.raises(ValueError, match="do not mix 4 patches"):
+        ops.cross_patch_(torch.zeros(1, 4, 8), torch.zeros(4, 5), torch.zeros(3, 8), torch.zeros(2, 4))
     with pytest.raises(ValueError, match="not those of blocks"):
-        ops.conv_blocks_(torch.zeros(1, 2, 2, 16), None, row, 16, 1e-6, False)
+        ops.conv_blocks_(torch.zeros(1, 2, 2, 16), row, 16, 1e-6, False)
     with pytest.raises(ValueError, match="not those of blocks"):
         ops.attention_blocks_(torch.zeros(1, 4, 16), row, 2, 32, False, 1.0, 1e-6, 1e-6, True)
     with pytest.raises(ValueError, match="all of floats or all of bytes"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ NETWORKS: list[tuple[str, dict[str, Any]]] = [
     ("deit_nano", {}),
     ("deit_nano", {"aggregation": "average"}),
     ("deit_nano", {"class_token_at": 2}),
+    ("deit_nano", {"talking_heads": True}),
+    ("deit_nano", {"scale": "rezero", "scale_form": "published"}),
     ("deit_nano", {"dim": 40, "heads": 4}),
     *[("deit_nano", {"stem": stem, "stem_norm": norm}) for stem in ("conv", "hmlp") for norm in ("batch", "layer")],
     *[
@@ -210,6 +213,19 @@ def test_blocks_in_one_call_and_one_by_one_give_the_same() -> None:
         assert_close(apart(images), together, 1e-6)
     late = network("deit_nano", {"class_token_at": 1})
     assert not any(isinstance(module, FusedColumn) for module in patchloom.fuse(late).modules())
+
+
+@needs_kernels
+def test_a_copy_for_another_processor_is_refused_where_it_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fused, images = patchloom.fuse(network("deit_nano", {}), int8=True), torch.randn(1, 3, 32, 32)
+    torch.save(fused, tmp_path / "fused.pt")
+    assert torch.equal(torch.load(tmp_path / "fused.pt", weights_only=False)(images), fused(images))
+    assert torch.equal(copy.deepcopy(fused)(images), fused(images))
+    monkeypatch.setattr("patchloom.models.network.instruction_set", lambda: "another")
+    with pytest.raises(patchloom.PatchloomError, match="this processor has another"):
+        torch.load(tmp_path / "fused.pt", weights_only=False)
 
 
 def test_stand_ins_and_hooked_layers_stay_as_they_are() -> None:

@@ -2,8 +2,6 @@
 
 #pragma once
 
-#include <utility>
-
 #include "bytes.h"
 
 namespace {
@@ -83,8 +81,8 @@ inline void soften_mixed(const Mixing& mixing, float* scores, int64_t step, int6
     float *mixed = work, *factors = mixed + heads * padded;
     mix_heads(mixing.before, nullptr, scores, step, mixed, padded, heads, padded);
     for (int64_t h = 0; h < heads; h++) {
-        float inverse = soften(mixed + h * padded, keys, mixing.scale);
-        for (int64_t g = 0; g < heads; g++) factors[g * heads + h] = mixing.after[g * heads + h] * inverse;
+        float part = soften(mixed + h * padded, keys, mixing.scale);
+        for (int64_t g = 0; g < heads; g++) factors[g * heads + h] = mixing.after[g * heads + h] * part;
     }
     mix_heads(factors, mixing.shift, mixed, padded, scores, step, heads, padded);
 }
@@ -98,7 +96,8 @@ void attend(const Heads& q, const Heads& k, const Heads& v, const Heads& out, co
     const int64_t of_work = heads * padded + round_up(heads, MIX) * heads;
     float* packed = scratch.take(heads * (of_key + of_value + step) + of_work);
     float *values = packed + heads * of_key, *scores = values + heads * of_value, *work = scores + heads * step;
-    float inverse[ASKING];
+    float part[ASKING];  // that one exponential has of a softmax
+    std::memset(work + heads * padded, 0, (of_work - heads * padded) * sizeof(float));
     for (int64_t h = 0; h < heads; h++) {
         pack(k.row(image, head + h, 0), 1, k.token, width, keys, packed + h * of_key);
         pack(v.row(image, head + h, 0), v.token, 1, keys, width, values + h * of_value);
@@ -108,15 +107,17 @@ void attend(const Heads& q, const Heads& k, const Heads& v, const Heads& out, co
         for (int64_t h = 0; h < heads; h++)
             score({q.row(image, head + h, from), q.token, count}, packed + h * of_key, width, keys, scores + h * step, padded);
         for (int64_t r = 0; r < count; r++)
-            if (mixing.before)
-                soften_mixed(mixing, scores + r * padded, step, heads, keys, work), inverse[r] = 1;
-            else
-                inverse[r] = soften(scores + r * padded, keys, mixing.scale);
+            if (mixing.before) {
+                soften_mixed(mixing, scores + r * padded, step, heads, keys, work);
+                part[r] = 1;
+            } else {
+                part[r] = soften(scores + r * padded, keys, mixing.scale);
+            }
         for (int64_t h = 0; h < heads; h++)
             product({scores + h * step, padded, count}, Linear{values + h * of_value, nullptr, keys, width}, 0, width,
                     [&](int64_t r, int64_t column, Vec low, Vec high) {
                         float* to = out.row(image, head + h, from + r);
-                        write<false>(to, column, width, low * inverse[r], high * inverse[r]);
+                        write<false>(to, column, width, low * part[r], high * part[r]);
                     });
     }
 }
@@ -178,7 +179,7 @@ inline void add_transposed(const float* left, int64_t keys, const float* right, 
 }
 
 // sums[g, h] += the inner product of a[g] and b[h], each `size` long
-inline void add_products(const float* a, const float* b, int64_t heads, int64_t size, float* sums) {
+inline void add_inner_products(const float* a, const float* b, int64_t heads, int64_t size, float* sums) {
     for (int64_t g = 0; g < heads; g++)
         for (int64_t h = 0; h < heads; h += MIX) {
             int64_t count = std::min<int64_t>(MIX, heads - h);
@@ -246,16 +247,16 @@ void attend_back(const Heads& q, const Heads& k, const Heads& v, const Heads& gr
         }
         mix_heads(mixing.before, nullptr, S, rows, P, rows, heads, rows);
         for (int64_t i = 0; i < heads * ASKING; i++) {
-            float inverse = soften(P + i * padded, keys, 1.0f);
-            for (int64_t n = 0; n < padded; n += LANES) store(P + i * padded + n, load(P + i * padded + n) * inverse);
+            float part = soften(P + i * padded, keys, 1.0f);
+            for (int64_t n = 0; n < padded; n += LANES) store(P + i * padded + n, load(P + i * padded + n) * part);
         }
         mix_heads(mixing.after, mixing.shift, P, rows, M, rows, heads, rows);
         for (int64_t h = 0; h < heads; h++) add_transposed(M + h * rows, padded, grads + h * block, wide, sum_v + h * of_sum);
-        add_products(D, P, heads, rows, of_after);
+        add_inner_products(D, P, heads, rows, of_after);
         for (int64_t h = 0; h < heads; h++) of_shift[h] += sum_of(D + h * rows, rows);
         mix_heads(transposed.after, nullptr, D, rows, M, rows, heads, rows);
         for (int64_t i = 0; i < heads * ASKING; i++) soften_back(P + i * padded, M + i * padded, padded);
-        add_products(M, S, heads, rows, of_before);
+        add_inner_products(M, S, heads, rows, of_before);
         mix_heads(transposed.before, nullptr, M, rows, D, rows, heads, rows);
         for (int64_t h = 0; h < heads; h++) {
             add_transposed(D + h * rows, padded, asking + h * block, wide, sum_k + h * of_sum);

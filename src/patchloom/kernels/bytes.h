@@ -146,13 +146,15 @@ inline void quantise_columns(const float* panel, int64_t depth, float* weight, f
         for (int64_t pair = k; pair < k + 4; pair += 2) {
             Vec up = {}, down = {};
             for (int64_t row : {pair, pair + 1, pair + 4, pair + 5}) {  // they meet in 16 bits, if sums are that short
-                Vec x = load(panel + row * PANEL);
-                largest = larger(largest, larger(x, -x));
-                up += larger(x, Vec{}), down += smaller(x, Vec{}), ill += x * 0.0f;
+                Vec x = load(panel + row * PANEL), above = larger(x, Vec{}), below = smaller(x, Vec{});
+                up = SUMS_OVERFLOW ? up + above : larger(up, above);
+                down = SUMS_OVERFLOW ? down + below : smaller(down, below);
+                ill += x * 0.0f;
             }
-            if (SUMS_OVERFLOW) largest = larger(largest, larger(up, -down));
+            largest = larger(largest, larger(up, -down));
         }
-    const float limit = SUMS_OVERFLOW ? 126 : 127, rounder = 12582912.0f;  // rounding may add 2 to four; 1.5 * 2^23 leaves the integer in the low bits
+    const float limit = SUMS_OVERFLOW ? 126 : 127;  // rounding may add 2 to four
+    const float rounder = 12582912.0f;              // 1.5 * 2^23 leaves the integer in the low bits
     Vec scale = largest / limit, factor = largest > 0 ? limit / largest : Vec{};
     IntVec sum = {};
     for (int64_t k = 0; k < depth; k += 4) {

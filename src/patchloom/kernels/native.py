@@ -43,6 +43,7 @@ def _library() -> ctypes.CDLL:
     return libraries.open_library(f"networks-{libraries.instruction_set()}", _SIGNATURES)
 
 
+LANES, MIX, GROUP = 16, 4, 8  # floats of the widest vector; MIX and GROUP of attention.h and bytes.h
 _SIGNATURES = {  # of networks.cpp, a letter an argument
     "linear": "ppnppnnfiiii",
     "convolution": "pppppniii",
@@ -52,7 +53,7 @@ _SIGNATURES = {  # of networks.cpp, a letter an argument
     "pack_bytes": "pnnppi",
     "talking_heads_back": "ppppppppppppi",
     "cross_patch": "pppppi",
-    "conv_blocks": "pppppfii",
+    "conv_blocks": "ppppfii",
     "attention_blocks": "pppfffii",
     "gated_linear": "pppnnppnnii",
 }
@@ -75,7 +76,7 @@ def _check_linear(weight: Tensor, bias: Tensor, inputs: int, outputs: int) -> bo
     """Whether the weights of a Linear are bytes, and an error if they are those of another."""
     width, of_bytes = panel(), weight.dtype == torch.int8
     panels = -(-outputs // width)
-    shape = (panels, -(-inputs // 8) * 2, width, 4) if of_bytes else (panels, inputs, width)
+    shape = (panels, -(-inputs // GROUP) * GROUP // 4, width, 4) if of_bytes else (panels, inputs, width)
     fitting = weight.shape == shape and bias.shape == ((panels, 3, width) if of_bytes else (panels, width))
     if not of_bytes:
         _address(weight)
@@ -92,9 +93,17 @@ def _alike(of_bytes: Iterable[bool]) -> bool:
     return kinds.pop()
 
 
-def _check_total(total: Tensor) -> None:
+def _check_total(total: Tensor, like: Tensor | None = None) -> None:
     if not total.is_contiguous():
         raise ValueError(f"what is added to in place is contiguous, not of strides {total.stride()}")
+    if like is not None and total.shape != like.shape:
+        raise ValueError(f"what is added to has the shape of x, {tuple(like.shape)}, not {tuple(total.shape)}")
+
+
+def _check_heads(dim: int, heads: int, mixing: list[Tensor]) -> None:
+    shapes = [tuple(part.shape) for part in mixing]
+    if heads < 1 or dim % heads or (mixing and shapes != [(heads, heads), (heads, heads), (heads,)]):
+        raise ValueError(f"{heads} heads mixed by {shapes} do not fit {dim} channels")
 
 
 def panel() -> int:
@@ -116,7 +125,7 @@ def pack_bytes(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     if bias.shape != (outputs,):
         raise ValueError(f"a bias {tuple(bias.shape)} is not that of {outputs} outputs")
     panels = -(-outputs // panel())
-    levels = torch.empty((panels, -(-inputs // 8) * 2, panel(), 4), dtype=torch.int8)
+    levels = torch.empty((panels, -(-inputs // GROUP) * GROUP // 4, panel(), 4), dtype=torch.int8)
     terms = torch.stack([torch.zeros_like(_panels(bias))] * 2 + [_panels(bias)], dim=1)
     _call("pack_bytes", weight.contiguous(), inputs, outputs, levels.data_ptr(), terms)
     return levels, terms
@@ -222,7 +231,7 @@ def ffn_(
     """total (..., D) += fc2(GELU(fc1(x))), x normalised first when eps >= 0; without x, of total itself."""
     x = total if x is None else x.contiguous()
     dim = x.shape[-1]
-    _check_total(total)
+    _check_total(total, x)
     of_bytes = _alike([_check_linear(weight1, bias1, dim, hidden), _check_linear(weight2, bias2, hidden, dim)])
     rows, panels1, panels2 = x.numel() // dim, weight1.data_ptr(), weight2.data_ptr()
     _call("ffn", x, total, rows, dim, hidden, panels1, bias1, panels2, bias2, eps, of_bytes)
@@ -235,6 +244,8 @@ def cross_patch_(x: Tensor, weight: Tensor, channels: Tensor, patches: Tensor) -
     `channels` (3, D) has scale, across and gain, each padded to a panel; `patches` (2, N) has rows and shift.
     """
     _check_total(x)
+    if weight.shape != (x.shape[1],) * 2 or not weight.is_contiguous():
+        raise ValueError(f"weights {tuple(weight.shape)} do not mix {x.shape[1]} patches")
     _call("cross_patch", x, tuple(x.shape), weight, channels, patches)
 
 
@@ -252,7 +263,13 @@ def _check_blocks(weights: Tensor, parts: Iterable[tuple[int, ...]], int8: bool)
     size = 0
     for part in parts:
         wide = -(-part[-1] // panel()) * panel()
-        floats = part if len(part) == 1 else (wide * -(-part[0] // 8) * 2, 3 * wide) if int8 else (wide * part[0], wide)
+        floats = (
+            part
+            if len(part) == 1
+            else (wide * (-(-part[0] // GROUP) * GROUP // 4), 3 * wide)
+            if int8
+            else (wide * part[0], wide)
+        )
         size += sum(-(-4 * count // 64) * 64 for count in floats)
     if (
         weights.shape[1:] != (size,)
@@ -263,23 +280,21 @@ def _check_blocks(weights: Tensor, parts: Iterable[tuple[int, ...]], int8: bool)
         raise ValueError(f"weights {tuple(weights.shape)} are not those of blocks of {size} bytes on this processor")
 
 
-@_operator(
-    "conv_blocks_(Tensor(a!) total, Tensor? x, Tensor weights, int squeezed, float eps, bool int8) -> ()", _nothing
-)
-def conv_blocks_(total: Tensor, x: Tensor | None, weights: Tensor, squeezed: int, eps: float, int8: bool) -> None:
-    """total (B, height, width, D) += PatchConvNet's branch of x, normalised first when eps >= 0; without x, of total.
+@_operator("conv_blocks_(Tensor(a!) x, Tensor weights, int squeezed, float eps, bool int8) -> ()", _nothing)
+def conv_blocks_(x: Tensor, weights: Tensor, squeezed: int, eps: float, int8: bool) -> None:
+    """x (B, height, width, D) goes through PatchConvNet's blocks, normalised before each when eps >= 0.
 
-    With the weights of several branches, (branches, bytes), each later one of total. Those of one are joined from
-    expand (packed), depth-wise (9, D), squeeze (D, S), excite (S, D) and project (packed), each followed by its bias;
-    D and S are multiples of 16.
+    The weights (blocks, bytes) of each are joined from those of expand (packed), depth-wise (9, D), squeeze (D, S),
+    excite (S, D) and project (packed), each followed by its bias; D and S are multiples of 16.
     """
-    x = total if x is None else x.contiguous()
     images, dim = x.shape[0], x.shape[-1]
-    _check_total(total)
+    _check_total(x)
+    if dim % LANES or squeezed % LANES:
+        raise ValueError(f"{dim} channels squeezed to {squeezed} are not multiples of {LANES}")
     parts = [(dim, dim), (9 * dim,), (dim,), (dim * squeezed,), (squeezed,), (squeezed * dim,), (dim,), (dim, dim)]
     _check_blocks(weights, parts, int8)
     work = x.new_empty(x.numel() + 2 * images * dim)
-    _call("conv_blocks", total, x, work, (*x.shape, squeezed, len(weights)), weights.data_ptr(), eps, int8)
+    _call("conv_blocks", x, work, (*x.shape, squeezed, len(weights)), weights.data_ptr(), eps, int8)
 
 
 @_operator(
@@ -305,14 +320,15 @@ def attention_blocks_(
     """
     images, tokens, dim = x.shape
     _check_total(x)
-    whole = -(-heads // 4) * 4
+    _check_heads(dim, heads, [])
+    whole = heads + -heads % MIX
     mixing = [(whole * heads,), (heads * heads,), (whole,)] if mixed else []
     _check_blocks(weights, [(dim, 3 * dim), (dim, dim), *mixing, (dim, hidden), (hidden, dim)], int8)
     shape = (images, tokens, dim, heads, hidden, len(weights), int(mixed))
     _call("attention_blocks", x, shape, weights.data_ptr(), scale, eps, eps_ffn, int8)
 
 
-@_operator("attention(Tensor q, Tensor k, Tensor v, float scale, bool int8) -> Tensor", lambda q, *_: _joined(q))
+@_operator("attention(Tensor q, Tensor k, Tensor v, float scale, bool int8) -> Tensor", lambda q, *_: _heads_joined(q))
 def attention(q: Tensor, k: Tensor, v: Tensor, scale: float, int8: bool) -> Tensor:
     """softmax(scale q k^T) v, heads joined: q (B, H, Q, d), k and v (B, H, K, d) -> (B, Q, D)."""
     return _attend(q, k, v, None, None, None, scale, int8)
@@ -341,7 +357,8 @@ def attention_(
     """
     x = total if x is None else x.contiguous()
     images, tokens, dim = x.shape
-    _check_total(total)
+    _check_total(total, x)
+    _check_heads(dim, heads, mixing)
     of_bytes = _alike([_check_linear(qkv, qkv_bias, dim, 3 * dim), _check_linear(proj, proj_bias, dim, dim)])
     mixes = whole_mixing(*mixing) if mixing else (None,) * 3
     shape, weights = (images, tokens, dim, heads), (qkv.data_ptr(), qkv_bias, proj.data_ptr(), proj_bias)
@@ -350,7 +367,7 @@ def attention_(
 
 @_operator(
     "talking_heads(Tensor q, Tensor k, Tensor v, Tensor before, Tensor after, Tensor shift) -> Tensor",
-    lambda q, *_: _joined(q),
+    lambda q, *_: _heads_joined(q),
 )
 def talking_heads(q: Tensor, k: Tensor, v: Tensor, before: Tensor, after: Tensor, shift: Tensor) -> Tensor:
     """(mix(after, softmax(mix(before, q k^T))) + shift) v, heads joined; `before` and `after` (H, H), `shift` (H)."""
@@ -420,7 +437,7 @@ def _attend(
     return out.flatten(2)
 
 
-def _joined(q: Tensor) -> Tensor:
+def _heads_joined(q: Tensor) -> Tensor:
     return q.new_empty((q.shape[0], q.shape[2], q.shape[1] * q.shape[3]))
 
 
@@ -441,4 +458,4 @@ def whole_mixing(before: Tensor, after: Tensor, shift: Tensor) -> tuple[Tensor, 
 
 def _whole_rows(x: Tensor) -> Tensor:
     """With zeros up to a multiple of the heads that are mixed at a time."""
-    return F.pad(x, (0, 0) * (x.ndim - 1) + (0, -len(x) % 4)).contiguous()
+    return F.pad(x, (0, 0) * (x.ndim - 1) + (0, -len(x) % MIX)).contiguous()

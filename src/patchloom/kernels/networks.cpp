@@ -8,8 +8,8 @@
 
 namespace {
 
-// Whether each image goes through a branch on one thread: of few images, all threads take parts of each
-inline bool apart(int64_t images, int threads) { return images % threads == 0 || images >= 4 * threads; }
+// Whether there is one thread for each task: of few tasks, all threads take parts of each
+inline bool apart(int64_t tasks, int threads) { return tasks % threads == 0 || tasks >= 4 * threads; }
 
 // What PatchConvNet's block has on maps (height, width, dim)
 template <class Layer>
@@ -87,10 +87,10 @@ inline void add_gated_linear(const Layer& layer, const float* x, const float* ga
     });
 }
 
-// total (B, height, width, dim) += project(gate * GELU(depth-wise(GELU(expand(norm(x)))))). Each image goes through on one
-// thread; of few images, all threads take channels of each. `work` has room for a map and two vectors an image.
+// x (B, height, width, dim) += project(gate * GELU(depth-wise(GELU(expand(norm(x)))))). `work` has room for a map and two
+// vectors an image.
 template <class Layer>
-void add_conv_branch(const ConvBranch<Layer>& branch, int64_t images, const float* x, float* total, float* work, int threads) {
+void add_conv_branch(const ConvBranch<Layer>& branch, int64_t images, float* x, float* work, int threads) {
     int64_t tokens = branch.tokens(), dim = branch.dim, map = tokens * dim;
     bool alone = apart(images, threads);
     int64_t channels = alone ? dim : round_up((dim + threads - 1) / threads, PANEL), ranges = (dim + channels - 1) / channels;
@@ -102,11 +102,11 @@ void add_conv_branch(const ConvBranch<Layer>& branch, int64_t images, const floa
         expand_and_convolve(branch, x + image * map, first, std::min(first + channels, dim), out, means);
         if (!alone) continue;
         squeeze_excite(branch, means, gates);
-        add_gated_linear(branch.project, out, gates, tokens, tokens, total + image * map, 1);
+        add_gated_linear(branch.project, out, gates, tokens, tokens, x + image * map, 1);
     }
     if (alone) return;
     for (int64_t i = 0; i < images; i++) squeeze_excite(branch, mean + i * dim, gate + i * dim);
-    add_gated_linear(branch.project, middle, gate, images * tokens, tokens, total, threads);
+    add_gated_linear(branch.project, middle, gate, images * tokens, tokens, x, threads);
 }
 
 // Another layer of the same kind
@@ -162,11 +162,12 @@ inline bool of_bytes(const ByteLinear&) { return true; }
 void attend_all(const Heads& q, const Heads& k, const Heads& v, const Heads& out, const Shape& shape, const Mixing& mixing,
                 bool bytes, int threads) {
     int64_t together = mixing.before ? shape.heads : 1, tasks = shape.images * shape.heads / together;
-    int64_t parts = tasks % threads == 0 || tasks >= 4 * threads ? 1 : threads, part = (shape.queries + parts - 1) / parts;
+    int64_t parts = apart(tasks, threads) ? 1 : threads, part = (shape.queries + parts - 1) / parts;
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
     for (int64_t i = 0; i < tasks * parts; i++) {
         int64_t head = i / parts * together % shape.heads, image = i / parts * together / shape.heads;
         int64_t first = i % parts * part, last = std::min(first + part, shape.queries);
+        if (first >= last) continue;
         if (bytes)
             attend_bytes(q, k, v, out, shape, mixing.scale, image, head, first, last);
         else
@@ -196,12 +197,15 @@ void add_attention_together(const Layer& qkv, const Layer& proj, const float* x,
 template <class Layer>
 void add_attention(const Layer& qkv, const Layer& proj, const float* x, float* total, Shape shape, const Mixing& mixing,
                    float eps, int threads) {
-    int64_t images = shape.images, size = shape.queries * proj.outputs;
-    if (!apart(images, threads)) return add_attention_together(qkv, proj, x, total, shape, mixing, eps, threads);
+    int64_t images = shape.images, alone = apart(images, threads) ? images : images / threads * threads;
+    int64_t size = shape.queries * proj.outputs;
     shape.images = 1;
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
-    for (int64_t i = 0; i < images; i++)
+    for (int64_t i = 0; i < alone; i++)
         add_attention_together(qkv, proj, x + i * size, total + i * size, shape, mixing, eps, 1);
+    shape.images = images - alone;  // fewer than threads
+    if (shape.images)
+        add_attention_together(qkv, proj, x + alone * size, total + alone * size, shape, mixing, eps, threads);
 }
 
 // The weights of blocks one after another, each part from a multiple of 64 bytes on
@@ -246,11 +250,11 @@ void run_attention_blocks(float* x, Shape shape, int64_t dim, int64_t hidden, in
     }
 }
 
-// total (B, height, width, D) goes through PatchConvNet's blocks; see patchloom_conv_blocks
+// x (B, height, width, D) goes through PatchConvNet's blocks; see patchloom_conv_blocks
 template <class Layer>
-void run_conv_blocks(float* total, const float* x, float* work, const int64_t* shape, Parts weights, float eps, int threads) {
+void run_conv_blocks(float* x, float* work, const int64_t* shape, Parts weights, float eps, int threads) {
     int64_t dim = shape[3], squeezed = shape[4];
-    for (int64_t i = 0; i < shape[5]; i++, x = total) {
+    for (int64_t i = 0; i < shape[5]; i++) {
         ConvBranch<Layer> branch;
         branch.height = shape[1], branch.width = shape[2], branch.dim = dim, branch.squeezed = squeezed, branch.eps = eps;
         weights.take(branch.expand, dim, dim);
@@ -258,7 +262,7 @@ void run_conv_blocks(float* total, const float* x, float* work, const int64_t* s
         branch.squeeze = weights.floats(dim * squeezed), branch.squeeze_bias = weights.floats(squeezed);
         branch.excite = weights.floats(squeezed * dim), branch.excite_bias = weights.floats(dim);
         weights.take(branch.project, dim, dim);
-        add_conv_branch(branch, shape[0], x, total, work, threads);
+        add_conv_branch(branch, shape[0], x, work, threads);
     }
 }
 
@@ -395,12 +399,11 @@ void patchloom_gated_linear(const float* x, const float* gate, float* total, int
                [&](auto layer) { add_gated_linear(layer, x, gate, rows, tokens, total, threads); });
 }
 
-// total (B, height, width, D) goes through PatchConvNet's blocks; the first reads x, which may be total. `shape` is B, height,
-// width, D, channels squeezed to, blocks; `weights` are those of expand, depth-wise, squeeze, excite and project of each
-// block, each with its bias.
-void patchloom_conv_blocks(float* total, const float* x, float* work, const int64_t* shape, const char* weights, float eps,
-                           int bytes, int threads) {
+// x (B, height, width, D) goes through PatchConvNet's blocks in place. `shape` is B, height, width, D, channels squeezed to,
+// blocks; `weights` are those of expand, depth-wise, squeeze, excite and project of each block, each with its bias.
+void patchloom_conv_blocks(float* x, float* work, const int64_t* shape, const char* weights, float eps, int bytes,
+                           int threads) {
     auto run = bytes ? run_conv_blocks<ByteLinear> : run_conv_blocks<Linear>;
-    run(total, x, work, shape, {weights}, eps, threads);
+    run(x, work, shape, {weights}, eps, threads);
 }
 }

@@ -1,6 +1,6 @@
 // Products of rows with packed weights, and what is done to rows before and after them.
 //
-// Every product of floats is one `multiply`: ROWS rows of a left side times one panel (PANEL columns) of a right side that was
+// A product of floats goes by tiles: up to ROWS rows of a left side times one panel (PANEL columns) of a right side that was
 // packed beforehand, kept in registers until an epilogue takes it.
 
 #pragma once
@@ -218,7 +218,7 @@ template <class Layer, class Finish>
 inline void for_each_block(const float* x, int64_t rows, const Layer& layer, const Prologue& before, int threads,
                            Finish finish) {
     if (rows == 0) return;
-    bool few = round_up(rows, ROWS) * loose(layer.inputs) * 4 <= 2 * CACHE;
+    bool few = rows * loose(layer.inputs) * 4 <= 2 * CACHE;
     int64_t fitting = block_rows(rows, loose(layer.inputs), threads);
     int64_t many = round_up(rows / (8 * threads) + 1, 2 * ROWS);  // so many that no thread waits long for another
     int64_t block = few ? rows : std::min(fitting, many);

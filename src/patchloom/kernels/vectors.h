@@ -120,9 +120,10 @@ inline Vec rough_exp_negative(Vec x) {
     return (Vec)(((IntVec)shifted << 23) + (IntVec)p);
 }
 
-// The exact GELU, to float rounding: x (1/2 + z P(z^2) / Q(z^2)) with z = x up to 5.4, where that is x or 0
+// The exact GELU, to float rounding: x (1/2 + z P(z^2) / Q(z^2)) with z = x up to 5.4, where that is x or next to nothing
 inline Vec gelu(Vec x) {
-    Vec z = smaller(larger(x, fill(-5.4f)), fill(5.4f));
+    x = larger(fill(-5.4f), x);  // the second is kept if it is no number
+    Vec z = smaller(x, fill(5.4f));
     Vec s = z * z;
     Vec p = fill(1.16099894e-10f);
     p = p * s - 2.22559589e-08f;

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from patchloom.errors import PatchloomError
-from patchloom.kernels import native
+from patchloom.kernels import libraries, native
 from patchloom.layers.attention import (
     Attention,
     ClassAttention,
@@ -67,14 +67,11 @@ def fuse(model: nn.Module, class_token_only: bool = True, kernels: bool = True, 
             setattr(block, name, fuse_residual(residual, few, in_place))
     if int8 and not any(isinstance(module, FusedAttention | FusedFFN | FusedConv) for module in network.modules()):
         raise PatchloomError(f"int8=True changes nothing in the blocks of {network.config.name}: they cannot be fused.")
-    if form.kernels and in_place and network.join_at in (None, 0):
-        alike = len(network.blocks) - (
-            network.join_at is not None
-        )  # the last block may be asked for a few tokens alone
-        if column := column_of(network.blocks[:alike], int8):
-            network.blocks = nn.ModuleList([column, *network.blocks[alike:]])
+    if form.kernels and in_place:
+        network.blocks = in_columns(network, int8)
     if form.kernels and (stages := stages_of(network.stem)):
         network.stem = FusedStem(stages, form)
+    network.instructions = libraries.instruction_set() if form.kernels else None
     return network
 
 
@@ -130,10 +127,11 @@ class FusedAttention(nn.Module):
         if isinstance(attention, TalkingHeadsAttention):
             self.before, self.after = attention.proj_l.weight * self.scale, attention.proj_w.weight.clone()
             self.shift = attention.proj_w.bias.clone()
+            self.scale = 1.0  # it is in `before`
         self.eps, *affine = norm_parts(branch.norm)
         weight, bias = fold_input(*_projections(attention), *affine)
         self.qkv = FoldedLinear(weight, bias, form)
-        self.few = FewQueries(weight, bias, self.heads) if form.few and self.before is None else None
+        self.few = FewQueries(weight, bias, self.heads, self.scale) if form.few and self.before is None else None
         self.proj = FoldedLinear(*fold_output(attention.proj, branch.scale), form)
 
     def mixing(self) -> list[Tensor]:
@@ -148,7 +146,7 @@ class FusedAttention(nn.Module):
     def forward(self, total: Tensor, x: Tensor, queries: int | None = None) -> Tensor:
         if self.form.kernels and queries is None:
             layers, mixing = (*self.qkv.packed(), *self.proj.packed()), self.mixing()
-            rest = self.heads, 1.0 if mixing else self.scale, self.eps, mixing
+            rest = self.heads, self.scale, self.eps, mixing
             torch.ops.patchloom.attention_(total, None if x is total else x, *layers, *rest)
             return total
         if queries is not None and self.few is not None and queries <= self.few.most:
@@ -190,10 +188,10 @@ class FewQueries(nn.Module):
     q_bias: Tensor
     v_bias: Tensor
 
-    def __init__(self, weight: Tensor, bias: Tensor, heads: int) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor, heads: int, scale: float) -> None:
         super().__init__()
         dim = weight.shape[1]
-        self.heads, self.scale = heads, (dim // heads) ** -0.5
+        self.heads, self.scale = heads, scale
         self.most = dim // (4 * heads)  # queries; with more, projecting all tokens is faster (benchmarks/choices.py)
         for name, part in zip(("q", "k", "v"), weight.split(dim), strict=True):
             self.register_buffer(name, part.clone() if name == "q" else part.unflatten(0, (heads, -1)).clone())
@@ -236,10 +234,7 @@ class FusedFFN(nn.Module):
     def forward(self, total: Tensor, x: Tensor, _: int | None = None) -> Tensor:
         if not self.kernels:
             return self.fc2.add_to(total, self.fc1(x, self.eps, activate=True))
-        fc1, fc2 = self.fc1, self.fc2
-        torch.ops.patchloom.ffn_(
-            total, None if x is total else x, fc1.weight, fc1.bias, fc2.weight, fc2.bias, fc1.outputs, self.eps
-        )
+        torch.ops.patchloom.ffn_(total, None if x is total else x, *self.weights(), self.fc1.outputs, self.eps)
         return total
 
 
@@ -260,7 +255,7 @@ class FusedCrossPatch(nn.Module):
         weight, bias = mixing.weight, mixing.bias.double()
         vectors = [part.to(weight).expand(dim) for part in (gamma * alpha, gamma * beta, gamma)]
         self.kernels = form.kernels and dim > 1
-        self.register_buffer("weight", weight.clone())
+        self.register_buffer("weight", weight.clone(memory_format=torch.contiguous_format))
         self.register_buffer("channels", torch.stack([native.padded(v) if self.kernels else v for v in vectors]))
         self.register_buffer("patches", torch.stack([weight.double().sum(1), bias]).to(weight))
 
@@ -275,7 +270,7 @@ class FusedCrossPatch(nn.Module):
 
 
 class FusedConv(nn.Module):
-    """total += scale(conv_branch(norm(x))): PatchConvNet's block on maps, with torch's operators."""
+    """total += scale(conv_branch(norm(x))): PatchConvNet's block on maps, where it is not part of a column."""
 
     squeeze: Tensor
     squeeze_bias: Tensor
@@ -290,7 +285,7 @@ class FusedConv(nn.Module):
         self.expand = FoldedLinear(*fold_input(*matrix_of(conv.expand), *affine), form)
         self.depthwise = conv.depthwise
         reduce, expand = matrix_of(conv.squeeze_excite.conv_reduce), matrix_of(conv.squeeze_excite.conv_expand)
-        room = -len(reduce[1]) % LANES  # channels that squeeze to nothing
+        room = -len(reduce[1]) % native.LANES  # channels that squeeze to nothing
         self.register_buffer("squeeze", F.pad(reduce[0].t(), (0, room)).contiguous())
         self.register_buffer("squeeze_bias", F.pad(reduce[1], (0, room)))
         self.register_buffer("excite", F.pad(expand[0].t(), (0, 0, 0, room)).contiguous())
@@ -329,7 +324,7 @@ class ConvColumn(FusedColumn):
 
     def forward(self, x: Tensor, _: int | None = None) -> Tensor:
         x = _for_inference(x)
-        torch.ops.patchloom.conv_blocks_(x, None, self.weights, self.squeezed, self.eps, self.int8)
+        torch.ops.patchloom.conv_blocks_(x, self.weights, self.squeezed, self.eps, self.int8)
         return x
 
 
@@ -343,8 +338,7 @@ class AttentionColumn(FusedColumn):
     @staticmethod
     def settings(first: FusedAttention, second: FusedFFN) -> tuple[int, int, bool, float, float, float]:
         """Heads, hidden channels, whether heads are mixed, scale of the scores, and the eps of both norms."""
-        mixed = first.before is not None
-        return first.heads, second.fc1.outputs, mixed, 1.0 if mixed else first.scale, first.eps, second.eps
+        return first.heads, second.fc1.outputs, first.before is not None, first.scale, first.eps, second.eps
 
     def forward(self, x: Tensor, _: int | None = None) -> Tensor:
         x = _for_inference(x)
@@ -405,7 +399,6 @@ def stages_of(stem: nn.Module) -> list[Stage] | None:
     return stages
 
 
-LANES = 16  # floats of the widest vector
 FEW_QUERIES = 32  # below, packing all keys for them costs what it gains or more (benchmarks/choices.py)
 _FUSED: dict[type[nn.Module], type[nn.Module]] = {
     SelfAttention: FusedAttention,
@@ -437,6 +430,15 @@ def fuse_residual(residual: nn.Module, form: Form, in_place: bool = True) -> nn.
     return FusedResidual([fuse_branch(branch, form) for branch in branches], in_place)
 
 
+def in_columns(network: Network, int8: bool) -> nn.ModuleList:
+    """The blocks, those that are alike as one; not the last one where it may be asked for a few tokens alone."""
+    if network.join_at not in (None, 0):
+        return network.blocks
+    last = [] if network.join_at is None else [network.blocks[-1]]
+    column = column_of(network.blocks[: len(network.blocks) - len(last)], int8)
+    return network.blocks if column is None else nn.ModuleList([column, *last])
+
+
 def column_of(blocks: nn.ModuleList, int8: bool) -> FusedColumn | None:
     """Blocks of one branch of PatchConvNet each, or of attention and an FFN, as one; None if they differ."""
     found = [branches_of(block) for block in blocks]
@@ -444,7 +446,7 @@ def column_of(blocks: nn.ModuleList, int8: bool) -> FusedColumn | None:
     if kinds == {(FusedConv,)}:
         convs = [cast(FusedConv, conv) for (conv,) in found]
         alike = {(conv.eps, conv.squeeze.shape) for conv in convs}
-        return ConvColumn(convs, int8) if len(alike) == 1 and len(convs[0].excite_bias) % LANES == 0 else None
+        return ConvColumn(convs, int8) if len(alike) == 1 and len(convs[0].excite_bias) % native.LANES == 0 else None
     if kinds == {(FusedAttention, FusedFFN)}:
         pairs = [(cast(FusedAttention, first), cast(FusedFFN, second)) for first, second in found]
         columns = {AttentionColumn.settings(*pair) for pair in pairs}

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from patchloom.errors import PatchloomError
+from patchloom.kernels.libraries import instruction_set
 from patchloom.layers.attention import recording
 from patchloom.layers.init import init_module, trunc_normal
 from patchloom.layers.residual import Block
@@ -97,6 +98,7 @@ class Network(nn.Module):
     maps = False  # the trunk works on maps (B, height, width, D) instead of tokens
     load_report: Any = None  # set by patchloom.load
     fused = False  # a copy for inference, made by patchloom.fuse
+    instructions: str | None = None  # those of the processor that a fused copy was laid out for
     class_token_only = True  # for logits, the last block computes only what they need
     gradient_checkpointing = False  # recompute each block in the backward pass instead of keeping its activations
 
@@ -180,6 +182,12 @@ class Network(nn.Module):
             here = f"{one.dtype} on {one.device}"
             raise PatchloomError(f"A fused copy stays {here}: convert the network that it was made from, then fuse it.")
         return super()._apply(fn, recurse)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if self.instructions not in (None, instruction_set()):
+            found = f"This fused copy is laid out for {self.instructions}, and this processor has {instruction_set()}"
+            raise PatchloomError(f"{found}: fuse its network here.")
 
     def train(self, mode: bool = True) -> Network:
         """As every module's; a BatchNorm whose parameters are frozen keeps its statistics as well."""
