@@ -78,11 +78,10 @@ void squeeze_excite(const ConvBranch<Layer>& branch, const float* mean, float* g
     for (int64_t n = 0; n < branch.dim; n += LANES) store(gate + n, sigmoid(load(gate + n)));
 }
 
-// total (rows, outputs) += linear(gate * x), gate (B, inputs) the same for the `tokens` rows of an image
+// total (rows, outputs) += linear(before(x))
 template <class Layer>
-inline void add_gated_linear(const Layer& layer, const float* x, const float* gate, int64_t rows, int64_t tokens,
-                             float* total, int threads) {
-    for_each_block(x, rows, layer, {-1.0f, gate, tokens}, threads, [&](int64_t row, int64_t column, Vec low, Vec high) {
+inline void add_linear(const Layer& layer, const float* x, const Prologue& before, int64_t rows, float* total, int threads) {
+    for_each_block(x, rows, layer, before, threads, [&](int64_t row, int64_t column, Vec low, Vec high) {
         write<true>(total + row * layer.outputs, column, layer.outputs, low, high);
     });
 }
@@ -102,11 +101,13 @@ void add_conv_branch(const ConvBranch<Layer>& branch, int64_t images, float* x, 
         expand_and_convolve(branch, x + image * map, first, std::min(first + channels, dim), out, means);
         if (!alone) continue;
         squeeze_excite(branch, means, gates);
-        add_gated_linear(branch.project, out, gates, tokens, tokens, x + image * map, 1);
+        for (int64_t n = 0; n < tokens; n++)
+            for (int64_t d = 0; d < dim; d += LANES) store(out + n * dim + d, load(out + n * dim + d) * load(gates + d));
+        add_linear(branch.project, out, {}, tokens, x + image * map, 1);
     }
     if (alone) return;
     for (int64_t i = 0; i < images; i++) squeeze_excite(branch, mean + i * dim, gate + i * dim);
-    add_gated_linear(branch.project, middle, gate, images * tokens, tokens, x, threads);
+    add_linear(branch.project, middle, {-1.0f, gate, tokens}, images * tokens, x, threads);
 }
 
 // Another layer of the same kind
@@ -188,9 +189,7 @@ void add_attention_together(const Layer& qkv, const Layer& proj, const float* x,
     auto heads = [&](int64_t i) { return Heads{projected + i * dim, tokens * wide, shape.width, wide}; };
     attend_all(heads(0), heads(1), heads(2), {attended, tokens * dim, shape.width, dim}, shape, mixing,
                of_bytes(qkv) && !mixing.before, threads);
-    for_each_block(attended, rows, proj, {}, threads, [&](int64_t row, int64_t column, Vec low, Vec high) {
-        write<true>(total + row * dim, column, dim, low, high);
-    });
+    add_linear(proj, attended, {}, rows, total, threads);
 }
 
 // total (B, N, D) += proj(attention(qkv(norm(x))))
@@ -396,7 +395,7 @@ void patchloom_cross_patch(float* x, const int64_t* shape, const float* weight, 
 void patchloom_gated_linear(const float* x, const float* gate, float* total, int64_t rows, int64_t tokens,
                             const void* weight, const float* bias, int64_t inputs, int64_t outputs, int bytes, int threads) {
     with_layer(weight, bias, inputs, outputs, bytes,
-               [&](auto layer) { add_gated_linear(layer, x, gate, rows, tokens, total, threads); });
+               [&](auto layer) { add_linear(layer, x, {-1.0f, gate, tokens}, rows, total, threads); });
 }
 
 // x (B, height, width, D) goes through PatchConvNet's blocks in place. `shape` is B, height, width, D, channels squeezed to,

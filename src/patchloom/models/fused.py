@@ -399,7 +399,7 @@ def stages_of(stem: nn.Module) -> list[Stage] | None:
     return stages
 
 
-FEW_QUERIES = 32  # below, packing all keys for them costs what it gains or more (benchmarks/choices.py)
+FEW_QUERIES = 8  # below, packing all keys for them costs what it gains or more (benchmarks/choices.py)
 _FUSED: dict[type[nn.Module], type[nn.Module]] = {
     SelfAttention: FusedAttention,
     TalkingHeadsAttention: FusedAttention,
