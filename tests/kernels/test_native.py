@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -232,16 +233,39 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
 
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize(("side", "step", "padding"), [(3, 2, 1), (4, 4, 0), (5, 1, 2), (2, 3, 4)])
-@pytest.mark.parametrize("activate", [False, True])
-@pytest.mark.parametrize(("pack", "tolerance"), [(native.pack, 2e-6), (native.pack_bytes, 0.03)])
-def test_convolution(side: int, step: int, padding: int, activate: bool, pack: Pack, tolerance: float) -> None:
-    x, weight, bias = torch.randn(2, 5, 9, 13), torch.randn(19, 5, side, side), torch.randn(19)
-    packed = pack(weight.permute(0, 2, 3, 1).flatten(1), bias)
-    got = ops.convolution(x.permute(0, 2, 3, 1), *packed, 19, side, step, padding, activate)
-    want = F.conv2d(x.double(), weight.double(), bias.double(), step, padding)
-    assert_close(got.permute(0, 3, 1, 2), (F.gelu(want) if activate else want).float(), tolerance)
-    shapes = (t.to("meta") for t in (x.permute(0, 2, 3, 1), *packed))
-    assert ops.convolution(*shapes, 19, side, step, padding, activate).shape == got.shape
+@pytest.mark.parametrize("images", [1, 2, 5])
+@pytest.mark.parametrize("convolutions", [1, 2, 3])
+@pytest.mark.parametrize(("pack", "tolerance"), [(native.pack, 2e-6), (native.pack_bytes, 0.05)])
+def test_stem(side: int, step: int, padding: int, images: int, convolutions: int, pack: Pack, tolerance: float) -> None:
+    windows = [(side, step, padding), (3, 1, 1), (1, 1, 0)][:convolutions]
+    widths = [5, 19, 40, 7][: convolutions + 1]
+    x = torch.randn(images, widths[0], 9, 13)
+    want, weights, stages = x.double(), [], []
+    for number, ((of, to), (kernel, stride, pad)) in enumerate(zip(pairwise(widths), windows, strict=True)):
+        weight, bias = torch.randn(to, of, kernel, kernel) / kernel / of**0.5, torch.randn(to)
+        want = F.conv2d(want if number == 0 else F.gelu(want), weight.double(), bias.double(), stride, pad)
+        weights += pack(weight.permute(0, 2, 3, 1).flatten(1), bias)
+        stages += [to, kernel, stride, pad]
+    maps, joined = x.permute(0, 2, 3, 1), native.joined(weights)[None]
+    got = ops.stem(maps, joined, stages, pack is native.pack_bytes)
+    assert_close(got.permute(0, 3, 1, 2), want.float(), convolutions * tolerance)
+    assert ops.stem(maps.to("meta"), joined.to("meta"), stages, False).shape == got.shape
+    with pytest.raises(ValueError, match="not those of blocks"):
+        ops.stem(maps[..., :4], joined, stages, pack is native.pack_bytes)
+
+
+@pytest.mark.parametrize(("images", "threads"), [(1, 2), (2, 2), (3, 2), (7, 3), (9, 8)])
+def test_images_on_several_threads_go_through_the_blocks_as_on_one(images: int, threads: int) -> None:
+    """Each image meets its blocks in order, whichever thread is ahead."""
+    layers = [packed(layers_of((48, 16), (16, 16), (40, 16), (16, 40)), native.pack) for _ in range(9)]
+    weights, start = torch.stack([native.joined(parts) for parts in layers]), torch.randn(images, 21, 16)
+    before, answers = torch.get_num_threads(), []
+    for count in (1, *[threads] * 20):
+        torch.set_num_threads(count)
+        ops.attention_blocks_(x := start.clone(), weights, 2, 40, False, 1.0, 1e-6, 1e-6, False)
+        answers.append(x)
+    torch.set_num_threads(before)
+    assert all(torch.equal(answers[0], x) for x in answers)
 
 
 @pytest.mark.usefixtures("threads")

@@ -46,14 +46,14 @@ def _library() -> ctypes.CDLL:
 LANES, MIX, GROUP = 16, 4, 8  # floats of the widest vector; MIX and GROUP of attention.h and bytes.h
 _SIGNATURES = {  # of networks.cpp, a letter an argument
     "linear": "ppnppnnfiiii",
-    "convolution": "pppppniii",
+    "stem": "ppppii",
     "ffn": "ppnnnppppfii",
     "attention": "pppppppppfii",
     "attention_branch": "ppppppppppffii",
     "pack_bytes": "pnnppi",
     "talking_heads_back": "ppppppppppppi",
     "cross_patch": "pppppi",
-    "conv_blocks": "ppppfii",
+    "conv_blocks": "pppfii",
     "attention_blocks": "pppfffii",
     "gated_linear": "pppnnppnnii",
 }
@@ -188,31 +188,6 @@ def linear_(total: Tensor, x: Tensor, weight: Tensor, bias: Tensor, gate: Tensor
         _call("gated_linear", x, gate, total, rows, tokens, panels, bias, inputs, outputs, of_bytes)
 
 
-def _convolved(x: Tensor, outputs: int, side: int, step: int, padding: int) -> Tensor:
-    down, across = ((length + 2 * padding - side) // step + 1 for length in x.shape[1:3])
-    return x.new_empty((len(x), down, across, outputs))
-
-
-@_operator(
-    "convolution(Tensor x, Tensor weight, Tensor bias, int outputs, int side, int step, int padding, bool activate)"
-    " -> Tensor",
-    lambda x, _, __, *sizes: _convolved(x, *sizes[:4]),
-)
-def convolution(
-    x: Tensor, weight: Tensor, bias: Tensor, outputs: int, side: int, step: int, padding: int, activate: bool
-) -> Tensor:
-    """Maps (B, height, width, C) -> (B, down, across, outputs), through a GELU when told to.
-
-    The weights are those of a Linear of each window's pixels, in the order of rows, columns and channels.
-    """
-    x = x.contiguous()
-    out = _convolved(x, outputs, side, step, padding)
-    of_bytes = _check_linear(weight, bias, side * side * x.shape[-1], outputs)
-    shape = (*x.shape, side, step, padding)
-    _call("convolution", x, out, shape, weight.data_ptr(), bias, outputs, activate, of_bytes)
-    return out
-
-
 @_operator(
     "ffn_(Tensor(a!) total, Tensor? x, Tensor weight1, Tensor bias1, Tensor weight2, Tensor bias2, int hidden, "
     "float eps) -> ()",
@@ -287,14 +262,39 @@ def conv_blocks_(x: Tensor, weights: Tensor, squeezed: int, eps: float, int8: bo
     The weights (blocks, bytes) of each are joined from those of expand (packed), depth-wise (9, D), squeeze (D, S),
     excite (S, D) and project (packed), each followed by its bias; D and S are multiples of 16.
     """
-    images, dim = x.shape[0], x.shape[-1]
+    dim = x.shape[-1]
     _check_total(x)
     if dim % LANES or squeezed % LANES:
         raise ValueError(f"{dim} channels squeezed to {squeezed} are not multiples of {LANES}")
     parts = [(dim, dim), (9 * dim,), (dim,), (dim * squeezed,), (squeezed,), (squeezed * dim,), (dim,), (dim, dim)]
     _check_blocks(weights, parts, int8)
-    work = x.new_empty(x.numel() + 2 * images * dim)
-    _call("conv_blocks", x, work, (*x.shape, squeezed, len(weights)), weights.data_ptr(), eps, int8)
+    _call("conv_blocks", x, (*x.shape, squeezed, len(weights)), weights.data_ptr(), eps, int8)
+
+
+def _convolved(x: Tensor, stages: list[int]) -> Tensor:
+    size = list(x.shape[1:3])
+    for side, step, padding in zip(stages[1::4], stages[2::4], stages[3::4], strict=True):
+        size = [(length + 2 * padding - side) // step + 1 for length in size]
+    return x.new_empty((len(x), *size, stages[-4]))
+
+
+@_operator(
+    "stem(Tensor x, Tensor weights, int[] stages, bool int8) -> Tensor",
+    lambda x, _, stages, __: _convolved(x, stages),
+)
+def stem(x: Tensor, weights: Tensor, stages: list[int], int8: bool) -> Tensor:
+    """Images (B, height, width, C) -> (B, down, across, outputs): convolutions with a GELU between them.
+
+    `stages` has outputs, side, step and padding of each; the weights (1, bytes) are joined from those of a Linear of a
+    window's pixels in the order of rows, columns and channels, packed, each followed by its bias.
+    """
+    x = x.contiguous()
+    inputs = [x.shape[-1], *stages[:-4:4]]
+    parts = [(side * side * of, outputs) for of, outputs, side in zip(inputs, stages[::4], stages[1::4], strict=True)]
+    _check_blocks(weights, parts, int8)
+    out = _convolved(x, stages)
+    _call("stem", x, out, (*x.shape, len(parts), *stages), weights.data_ptr(), int8)
+    return out
 
 
 @_operator(

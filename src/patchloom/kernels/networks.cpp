@@ -4,9 +4,33 @@
 // Shapes: B images, N tokens, D channels, H heads. Compiled once for each instruction set (see build.py); the loader picks
 // the one that the machine has.
 
+#include <atomic>
+#include <thread>
+#include <vector>
+
 #include "attention.h"
 
 namespace {
+
+// `run(step, image, threads)` for all steps of every image, one after another. Where there are images for all threads, each
+// takes the next step of the next image, and waits for no other but where that image is still in the step before; fewer
+// images have all threads for each step.
+template <class Run>
+void for_each_image(int64_t images, int64_t steps, int threads, Run run) {
+    if (images < threads) {
+        for (int64_t i = 0; i < steps * images; i++) run(i / images, i % images, threads);
+        return;
+    }
+    std::vector<std::atomic<int64_t>> done(images);  // steps
+    std::atomic<int64_t> next{0};
+#pragma omp parallel num_threads(threads)
+    for (int64_t i; (i = next++) < steps * images;) {
+        int64_t step = i / images, image = i % images;
+        while (done[image].load(std::memory_order_acquire) < step) std::this_thread::yield();
+        run(step, image, 1);
+        done[image].store(step + 1, std::memory_order_release);
+    }
+}
 
 // Whether there is one thread for each task: of few tasks, all threads take parts of each
 inline bool apart(int64_t tasks, int threads) { return tasks % threads == 0 || tasks >= 4 * threads; }
@@ -22,22 +46,26 @@ struct ConvBranch {
     int64_t tokens() const { return height * width; }
 };
 
-// One vector of channels of a depth-wise 3 x 3 convolution of a map (height, width, PANEL), with zeros around it
-template <class Layer>
-inline Vec convolve(const float* map, int64_t row, int64_t column, const ConvBranch<Layer>& branch, const Vec* taps,
-                    Vec total) {
-    const float* centre = map + (row * branch.width + column) * PANEL;
-    if (row > 0 && row < branch.height - 1 && column > 0 && column < branch.width - 1) {
-#pragma GCC unroll 9
-        for (int t = 0; t < 9; t++) total += load(centre + ((t / 3 - 1) * branch.width + t % 3 - 1) * PANEL) * taps[t];
-        return total;
+// Line `row` of a depth-wise 3 x 3 convolution of a map (height, width, PANEL) with zeros around it, a vector of channels;
+// `finish(column, y)` gets every result. A pixel is loaded once, and goes to the three results beside it.
+template <class Finish>
+inline void convolve_line(const float* map, int64_t height, int64_t width, int64_t row, const Vec* taps, Vec start,
+                          Finish finish) {
+    int first = row == 0, last = row == height - 1 ? 1 : 2;  // of the three lines, those inside
+    const float* lines = map + (row - 1) * width * PANEL;
+    Vec before = start, here = start;  // the results left of a pixel and at its place, so far
+    for (int64_t column = 0; column < width; column++) {
+        Vec after = start;
+#pragma GCC unroll 3
+        for (int i = 0; i < 3; i++) {
+            if (i < first || i > last) continue;
+            Vec pixel = load(lines + (i * width + column) * PANEL);
+            before += pixel * taps[3 * i + 2], here += pixel * taps[3 * i + 1], after += pixel * taps[3 * i];
+        }
+        if (column > 0) finish(column - 1, before);
+        before = here, here = after;
     }
-    for (int t = 0; t < 9; t++) {
-        int64_t i = row + t / 3 - 1, j = column + t % 3 - 1;
-        if (i >= 0 && i < branch.height && j >= 0 && j < branch.width)
-            total += load(map + (i * branch.width + j) * PANEL) * taps[t];
-    }
-    return total;
+    finish(width - 1, before);
 }
 
 // Channels [first, last) of out = GELU(depth-wise(GELU(expand(norm(x))))) and of its mean, for one image. A panel of the
@@ -58,11 +86,11 @@ void expand_and_convolve(const ConvBranch<Layer>& branch, const float* x, int64_
             Vec start = load(branch.shift + d), sum = {}, taps[9];
             for (int t = 0; t < 9; t++) taps[t] = load(branch.taps + t * dim + d);
             for (int64_t i = 0; i < branch.height; i++)
-                for (int64_t j = 0; j < branch.width; j++) {
-                    Vec y = gelu(convolve(panel + d - column, i, j, branch, taps, start));
+                convolve_line(panel + d - column, branch.height, branch.width, i, taps, start, [&](int64_t j, Vec y) {
+                    y = gelu(y);
                     store(out + (i * branch.width + j) * dim + d, y);
                     sum += y;
-                }
+                });
             store(mean + d, sum / float(tokens));
         }
     }
@@ -86,28 +114,20 @@ inline void add_linear(const Layer& layer, const float* x, const Prologue& befor
     });
 }
 
-// x (B, height, width, dim) += project(gate * GELU(depth-wise(GELU(expand(norm(x)))))). `work` has room for a map and two
-// vectors an image.
+// x (height, width, dim) += project(gate * GELU(depth-wise(GELU(expand(norm(x)))))); a thread takes a range of channels
 template <class Layer>
-void add_conv_branch(const ConvBranch<Layer>& branch, int64_t images, float* x, float* work, int threads) {
-    int64_t tokens = branch.tokens(), dim = branch.dim, map = tokens * dim;
-    bool alone = apart(images, threads);
-    int64_t channels = alone ? dim : round_up((dim + threads - 1) / threads, PANEL), ranges = (dim + channels - 1) / channels;
-    float *middle = work, *mean = middle + images * map, *gate = mean + images * dim;
+void add_conv_branch(const ConvBranch<Layer>& branch, float* x, int threads) {
+    static thread_local Scratch memory;
+    int64_t tokens = branch.tokens(), dim = branch.dim, channels = round_up((dim + threads - 1) / threads, PANEL);
+    float *middle = memory.take((tokens + 2) * dim), *mean = middle + tokens * dim, *gate = mean + dim;
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
-    for (int64_t i = 0; i < images * ranges; i++) {
-        int64_t image = i / ranges, first = i % ranges * channels;
-        float *out = middle + image * map, *means = mean + image * dim, *gates = gate + image * dim;
-        expand_and_convolve(branch, x + image * map, first, std::min(first + channels, dim), out, means);
-        if (!alone) continue;
-        squeeze_excite(branch, means, gates);
-        for (int64_t n = 0; n < tokens; n++)
-            for (int64_t d = 0; d < dim; d += LANES) store(out + n * dim + d, load(out + n * dim + d) * load(gates + d));
-        add_linear(branch.project, out, {}, tokens, x + image * map, 1);
-    }
-    if (alone) return;
-    for (int64_t i = 0; i < images; i++) squeeze_excite(branch, mean + i * dim, gate + i * dim);
-    add_linear(branch.project, middle, {-1.0f, gate, tokens}, images * tokens, x, threads);
+    for (int64_t first = 0; first < dim; first += channels)
+        expand_and_convolve(branch, x, first, std::min(first + channels, dim), middle, mean);
+    squeeze_excite(branch, mean, gate);
+    if (threads > 1) return add_linear(branch.project, middle, {-1.0f, gate, tokens}, tokens, x, threads);
+    for (int64_t n = 0; n < tokens; n++)  // in place: a copy would have to share the cache with the weights
+        for (int64_t d = 0; d < dim; d += LANES) store(middle + n * dim + d, load(middle + n * dim + d) * load(gate + d));
+    add_linear(branch.project, middle, {}, tokens, x, 1);
 }
 
 // Another layer of the same kind
@@ -176,35 +196,20 @@ void attend_all(const Heads& q, const Heads& k, const Heads& v, const Heads& out
     }
 }
 
-// total (B, N, D) += proj(attention(qkv(norm(x)))), each step for all images
+// total (N, D) += proj(attention(qkv(norm(x)))), of one image
 template <class Layer>
-void add_attention_together(const Layer& qkv, const Layer& proj, const float* x, float* total, const Shape& shape,
+void add_attention(const Layer& qkv, const Layer& proj, const float* x, float* total, const Shape& shape,
                    const Mixing& mixing, float eps, int threads) {
     static thread_local Scratch memory;
-    int64_t tokens = shape.queries, dim = proj.outputs, wide = loose(3 * dim), rows = shape.images * tokens;
-    float *projected = memory.take(rows * (wide + dim)), *attended = projected + rows * wide;
-    for_each_block(x, rows, qkv, {eps}, threads, [&](int64_t row, int64_t column, Vec low, Vec high) {
+    int64_t tokens = shape.queries, dim = proj.outputs, wide = loose(3 * dim);
+    float *projected = memory.take(tokens * (wide + dim)), *attended = projected + tokens * wide;
+    for_each_block(x, tokens, qkv, {eps}, threads, [&](int64_t row, int64_t column, Vec low, Vec high) {
         write<false>(projected + row * wide, column, 3 * dim, low, high);
     });
-    auto heads = [&](int64_t i) { return Heads{projected + i * dim, tokens * wide, shape.width, wide}; };
-    attend_all(heads(0), heads(1), heads(2), {attended, tokens * dim, shape.width, dim}, shape, mixing,
+    auto heads = [&](int64_t i) { return Heads{projected + i * dim, 0, shape.width, wide}; };
+    attend_all(heads(0), heads(1), heads(2), {attended, 0, shape.width, dim}, shape, mixing,
                of_bytes(qkv) && !mixing.before, threads);
-    add_linear(proj, attended, {}, rows, total, threads);
-}
-
-// total (B, N, D) += proj(attention(qkv(norm(x))))
-template <class Layer>
-void add_attention(const Layer& qkv, const Layer& proj, const float* x, float* total, Shape shape, const Mixing& mixing,
-                   float eps, int threads) {
-    int64_t images = shape.images, alone = apart(images, threads) ? images : images / threads * threads;
-    int64_t size = shape.queries * proj.outputs;
-    shape.images = 1;
-#pragma omp parallel for schedule(dynamic) num_threads(threads)
-    for (int64_t i = 0; i < alone; i++)
-        add_attention_together(qkv, proj, x + i * size, total + i * size, shape, mixing, eps, 1);
-    shape.images = images - alone;  // fewer than threads
-    if (shape.images)
-        add_attention_together(qkv, proj, x + alone * size, total + alone * size, shape, mixing, eps, threads);
+    add_linear(proj, attended, {}, tokens, total, threads);
 }
 
 // The weights of blocks one after another, each part from a multiple of 64 bytes on
@@ -230,39 +235,90 @@ struct Parts {
     }
 };
 
+template <class Layer>
+struct AttentionBlock {
+    Layer qkv, proj, fc1, fc2;
+    Mixing mixing;
+};
+
 // x (B, N, D) goes through blocks of attention and FFN; see patchloom_attention_blocks
 template <class Layer>
-void run_attention_blocks(float* x, Shape shape, int64_t dim, int64_t hidden, int64_t blocks, bool mixed, Parts weights,
-                          float scale, float eps, float eps_ffn, int threads) {
-    int64_t heads = shape.heads, whole = round_up(heads, MIX);
-    for (int64_t i = 0; i < blocks; i++) {
-        Layer qkv, proj, fc1, fc2;
-        Mixing mixing{nullptr, nullptr, nullptr, scale};
-        weights.take(qkv, dim, 3 * dim), weights.take(proj, dim, dim);
-        if (mixed) {
-            mixing.before = weights.floats(whole * heads), mixing.after = weights.floats(heads * heads);
-            mixing.shift = weights.floats(whole);
+void run_attention_blocks(float* x, const int64_t* shape, Parts weights, float scale, float eps, float eps_ffn,
+                          int threads) {
+    int64_t tokens = shape[1], dim = shape[2], heads = shape[3], hidden = shape[4], whole = round_up(heads, MIX);
+    std::vector<AttentionBlock<Layer>> blocks(shape[5]);
+    for (auto& block : blocks) {
+        weights.take(block.qkv, dim, 3 * dim), weights.take(block.proj, dim, dim);
+        block.mixing = {nullptr, nullptr, nullptr, scale};
+        if (shape[6]) {
+            block.mixing.before = weights.floats(whole * heads), block.mixing.after = weights.floats(heads * heads);
+            block.mixing.shift = weights.floats(whole);
         }
-        weights.take(fc1, dim, hidden), weights.take(fc2, hidden, dim);
-        add_attention(qkv, proj, x, x, shape, mixing, eps, threads);
-        add_ffn(fc1, fc2, x, x, shape.images * shape.queries, eps_ffn, threads);
+        weights.take(block.fc1, dim, hidden), weights.take(block.fc2, hidden, dim);
     }
+    Shape one{1, heads, tokens, tokens, dim / heads};
+    for_each_image(shape[0], shape[5], threads, [&](int64_t i, int64_t image, int helping) {
+        const auto& block = blocks[i];
+        float* here = x + image * tokens * dim;
+        add_attention(block.qkv, block.proj, here, here, one, block.mixing, eps, helping);
+        add_ffn(block.fc1, block.fc2, here, here, tokens, eps_ffn, helping);
+    });
 }
 
 // x (B, height, width, D) goes through PatchConvNet's blocks; see patchloom_conv_blocks
 template <class Layer>
-void run_conv_blocks(float* x, float* work, const int64_t* shape, Parts weights, float eps, int threads) {
-    int64_t dim = shape[3], squeezed = shape[4];
-    for (int64_t i = 0; i < shape[5]; i++) {
-        ConvBranch<Layer> branch;
+void run_conv_blocks(float* x, const int64_t* shape, Parts weights, float eps, int threads) {
+    int64_t dim = shape[3], squeezed = shape[4], map = shape[1] * shape[2] * dim;
+    std::vector<ConvBranch<Layer>> blocks(shape[5]);
+    for (auto& branch : blocks) {
         branch.height = shape[1], branch.width = shape[2], branch.dim = dim, branch.squeezed = squeezed, branch.eps = eps;
         weights.take(branch.expand, dim, dim);
         branch.taps = weights.floats(9 * dim), branch.shift = weights.floats(dim);
         branch.squeeze = weights.floats(dim * squeezed), branch.squeeze_bias = weights.floats(squeezed);
         branch.excite = weights.floats(squeezed * dim), branch.excite_bias = weights.floats(dim);
         weights.take(branch.project, dim, dim);
-        add_conv_branch(branch, shape[0], x, work, threads);
     }
+    for_each_image(shape[0], shape[5], threads, [&](int64_t i, int64_t image, int helping) {
+        add_conv_branch(blocks[i], x + image * map, helping);
+    });
+}
+
+// A convolution of a stem
+template <class Layer>
+struct Stage {
+    Windows windows;
+    Layer layer;
+};
+
+// Images (B, height, width, channels) go through convolutions; see patchloom_stem
+template <class Layer>
+void run_stem(const float* images, float* out, const int64_t* shape, Parts weights, int threads) {
+    int64_t height = shape[1], width = shape[2], channels = shape[3], size = height * width * channels;
+    std::vector<Stage<Layer>> stages(shape[4]);
+    const int64_t* of_stage = shape + 5;
+    for (auto& stage : stages) {
+        int64_t outputs = *of_stage++, side = *of_stage++, step = *of_stage++, padding = *of_stage++;
+        stage.windows = Windows(height, width, channels, side, step, padding);
+        weights.take(stage.layer, side * side * channels, outputs);
+        height = stage.windows.down, width = stage.windows.across, channels = outputs;
+    }
+    for_each_image(shape[0], 1, threads, [&](int64_t, int64_t image, int helping) {
+        static thread_local Scratch memory[2];
+        const float* maps = images + image * size;
+        for (int64_t i = 0; i < shape[4]; i++) {
+            const auto& [windows, layer] = stages[i];
+            bool last = i == shape[4] - 1;
+            int64_t rows = windows.down * windows.across, outputs = layer.outputs;
+            float* to = last ? out + image * rows * outputs : memory[i % 2].take(rows * outputs);
+            Prologue before;
+            before.windows = &windows;
+            for_each_block(maps, rows, layer, before, helping, [&](int64_t row, int64_t column, Vec low, Vec high) {
+                if (!last) low = gelu(low), high = gelu(high);
+                write<false>(to + row * outputs, column, outputs, low, high);
+            });
+            maps = to;
+        }
+    });
 }
 
 }  // namespace
@@ -291,20 +347,12 @@ void patchloom_linear(const float* x, float* out, int64_t rows, const void* weig
     });
 }
 
-// out (B, down, across, outputs) = convolution of maps (B, height, width, channels), with `activate` through GELU; `shape`
-// is B, height, width, channels, side, step, padding
-void patchloom_convolution(const float* maps, float* out, const int64_t* shape, const void* weight, const float* bias,
-                           int64_t outputs, int activate, int bytes, int threads) {
-    Windows windows{shape[1], shape[2], shape[3], shape[4], shape[5], shape[6]};
-    int64_t rows = shape[0] * windows.down() * windows.across();
-    Prologue before;
-    before.windows = &windows;
-    with_layer(weight, bias, windows.side * windows.side * windows.channels, outputs, bytes, [&](auto layer) {
-        for_each_block(maps, rows, layer, before, threads, [&](int64_t row, int64_t column, Vec low, Vec high) {
-            if (activate) low = gelu(low), high = gelu(high);
-            write<false>(out + row * outputs, column, outputs, low, high);
-        });
-    });
+// out (B, down, across, outputs) = convolutions of images (B, height, width, channels), a GELU between them. `shape` is B,
+// height, width, channels, convolutions, and for each of them outputs, side, step, padding; `weights` are those of each
+// convolution and its bias.
+void patchloom_stem(const float* images, float* out, const int64_t* shape, const char* weights, int bytes, int threads) {
+    auto run = bytes ? run_stem<ByteLinear> : run_stem<Linear>;
+    run(images, out, shape, {weights}, threads);
 }
 
 // total (rows, dim) += fc2(GELU(fc1(norm(x)))); total may be x itself
@@ -327,11 +375,14 @@ void patchloom_attention(float* q, float* k, float* v, float* out, const int64_t
 void patchloom_attention_branch(const float* x, float* total, const int64_t* shape, const void* qkv, const float* qkv_bias,
                                 const void* proj, const float* proj_bias, const float* before, const float* after,
                                 const float* shift, float scale, float eps, int bytes, int threads) {
-    int64_t dim = shape[2];
-    Shape sizes{shape[0], shape[3], shape[1], shape[1], dim / shape[3]};
+    int64_t tokens = shape[1], dim = shape[2];
+    Shape one{1, shape[3], tokens, tokens, dim / shape[3]};
     with_layer(qkv, qkv_bias, dim, 3 * dim, bytes, [&](auto layer) {
         auto last = like(layer, proj, proj_bias, dim, dim);
-        add_attention(layer, last, x, total, sizes, {before, after, shift, scale}, eps, threads);
+        for_each_image(shape[0], 1, threads, [&](int64_t, int64_t i, int helping) {
+            int64_t at = i * tokens * dim;
+            add_attention(layer, last, x + at, total + at, one, {before, after, shift, scale}, eps, helping);
+        });
     });
 }
 
@@ -339,10 +390,8 @@ void patchloom_attention_branch(const float* x, float* total, const int64_t* sha
 // mixed; `weights` are those of qkv, proj, before, after and shift if mixed, fc1 and fc2 of each block, layers with their bias.
 void patchloom_attention_blocks(float* x, const int64_t* shape, const char* weights, float scale, float eps, float eps_ffn,
                                 int bytes, int threads) {
-    int64_t dim = shape[2];
-    Shape sizes{shape[0], shape[3], shape[1], shape[1], dim / shape[3]};
     auto run = bytes ? run_attention_blocks<ByteLinear> : run_attention_blocks<Linear>;
-    run(x, sizes, dim, shape[4], shape[5], shape[6], {weights}, scale, eps, eps_ffn, threads);
+    run(x, shape, {weights}, scale, eps, eps_ffn, threads);
 }
 
 // The gradients of talking-heads attention: dq, dk, dv, and of before, after and shift for each image, (B, 2 H H + H).
@@ -400,9 +449,8 @@ void patchloom_gated_linear(const float* x, const float* gate, float* total, int
 
 // x (B, height, width, D) goes through PatchConvNet's blocks in place. `shape` is B, height, width, D, channels squeezed to,
 // blocks; `weights` are those of expand, depth-wise, squeeze, excite and project of each block, each with its bias.
-void patchloom_conv_blocks(float* x, float* work, const int64_t* shape, const char* weights, float eps, int bytes,
-                           int threads) {
+void patchloom_conv_blocks(float* x, const int64_t* shape, const char* weights, float eps, int bytes, int threads) {
     auto run = bytes ? run_conv_blocks<ByteLinear> : run_conv_blocks<Linear>;
-    run(x, work, shape, {weights}, eps, threads);
+    run(x, shape, {weights}, eps, threads);
 }
 }

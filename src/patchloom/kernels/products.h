@@ -159,21 +159,23 @@ inline int64_t block_rows(int64_t rows, int64_t floats_a_row, int threads) {
 // cache sets
 inline int64_t loose(int64_t width) { return round_up(width, AT_ONCE) + 16; }
 
-// The windows of a convolution on maps (height, width, channels): a row has a window's pixels, zeros outside of the map
+// The windows of a convolution on a map (height, width, channels): a row has a window's pixels, zeros outside of the map
 struct Windows {
-    int64_t height, width, channels, side, step, padding;
-    int64_t down() const { return (height + 2 * padding - side) / step + 1; }
-    int64_t across() const { return (width + 2 * padding - side) / step + 1; }
+    int64_t height, width, channels, side, step, padding, down, across;
 
-    void copy(const float* maps, int64_t row, float* to) const {
-        int64_t place = row % (down() * across()), image = row / (down() * across());
-        int64_t top = place / across() * step - padding, left = place % across() * step - padding;
+    Windows() = default;
+    Windows(int64_t height, int64_t width, int64_t channels, int64_t side, int64_t step, int64_t padding)
+        : height(height), width(width), channels(channels), side(side), step(step), padding(padding),
+          down((height + 2 * padding - side) / step + 1), across((width + 2 * padding - side) / step + 1) {}
+
+    void copy(const float* map, int64_t row, float* to) const {
+        int64_t top = row / across * step - padding, left = row % across * step - padding;
         int64_t from = std::max<int64_t>(left, 0), until = std::min(left + side, width);
         for (int64_t y = top; y < top + side; y++, to += side * channels) {
             bool inside = y >= 0 && y < height && from < until;
             if (!inside || from > left || until < left + side) std::memset(to, 0, side * channels * sizeof(float));
             if (!inside) continue;
-            const float* line = maps + ((image * height + y) * width + from) * channels;
+            const float* line = map + (y * width + from) * channels;
             std::memcpy(to + (from - left) * channels, line, (until - from) * channels * sizeof(float));
         }
     }
@@ -184,7 +186,7 @@ struct Prologue {
     float eps = -1.0f;                 // normalise, unless below 0
     const float* gate = nullptr;       // multiply by gate (B, D), `tokens` rows an image
     int64_t tokens = 1;
-    const Windows* windows = nullptr;  // copy from maps
+    const Windows* windows = nullptr;  // copy from a map
     bool nothing() const { return eps < 0 && !gate && !windows; }
 };
 

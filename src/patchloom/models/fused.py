@@ -349,17 +349,18 @@ class AttentionColumn(FusedColumn):
 class FusedStem(nn.Module):
     """Convolutions of images (B, C, height, width) -> tokens (B, N, D): norms folded in, maps with channels last."""
 
+    weights: Tensor
+
     def __init__(self, stages: list[Stage], form: Form) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(FoldedLinear(*stage.folded(), form) for stage in stages)
-        self.windows = [stage.window() for stage in stages]
+        self.int8 = form.int8
+        layers = [FoldedLinear(*stage.folded(), form) for stage in stages]
+        self.register_buffer("weights", native.joined([part for layer in layers for part in layer.packed()])[None])
+        self.stages = [number for stage in stages for number in stage.window()]
 
     def forward(self, images: Tensor) -> Tensor:
-        x = _for_inference(images).permute(0, 2, 3, 1)
-        for number, (layer, window) in enumerate(zip(self.layers, self.windows, strict=True), 1):
-            activate = number < len(self.windows)
-            x = torch.ops.patchloom.convolution(x, layer.weight, layer.bias, layer.outputs, *window, activate)
-        return x.flatten(1, 2)
+        maps = _for_inference(images).permute(0, 2, 3, 1)
+        return torch.ops.patchloom.stem(maps, self.weights, self.stages, self.int8).flatten(1, 2)
 
 
 class Stage(NamedTuple):
@@ -377,10 +378,10 @@ class Stage(NamedTuple):
         alpha, beta = batch_norm_parts(self.norm)
         return (alpha[:, None] * weight.double()).to(weight), (alpha * bias.double() + beta).to(bias)
 
-    def window(self) -> tuple[int, int, int]:
-        """Side, step and padding."""
+    def window(self) -> tuple[int, int, int, int]:
+        """Outputs, side, step and padding."""
         assert isinstance(self.conv.padding, tuple)
-        return self.conv.kernel_size[0], self.conv.stride[0], self.conv.padding[0]
+        return self.conv.out_channels, self.conv.kernel_size[0], self.conv.stride[0], self.conv.padding[0]
 
 
 def stages_of(stem: nn.Module) -> list[Stage] | None:
