@@ -6,8 +6,9 @@
 models/fused.py). `no keys`: attention of so many queries times heads without keys and values beside one with them
 (FewQueries of models/fused.py), of 384 channels. `drop rate`: a training step of a DeiT-S block that computes only the
 samples that stochastic depth keeps beside one that computes all (`kept_alone` of layers/residual.py). `talking heads`:
-our kernel beside torch's operators, forward and backward (`attend_fast` of layers/attention.py). Above 1 the rewrite is
-the faster one; about 1 where the rule chooses the plain form.
+our kernel beside torch's operators, forward and backward (`attend_fast` of layers/attention.py). `pairs`: blocks of
+PatchConvNet of so many channels with seven products of halves beside eight (PAIRED of models/fused.py). Above 1 the
+rewrite is the faster one; about 1 where the rule chooses the plain form.
 """
 
 from __future__ import annotations
@@ -91,6 +92,18 @@ def talking(name: str, batch: int, rounds: int) -> dict[str, Any]:
     return row(f"talking heads, {name}", batch, plain, lambda: block(x).sum().backward(), rounds)
 
 
+@torch.inference_mode()
+def pairs(dim: int, batch: int, rounds: int) -> dict[str, Any]:
+    network = patchloom.fuse(patchloom.create_model("patchconvnet_s60", dim=dim, depth=12).eval())
+    column, x = network.blocks[0], torch.randn(batch, 14, 14, dim)
+
+    def run(paired: bool) -> Tensor:
+        column.paired = paired
+        return column(x.clone())
+
+    return row(f"pairs, {dim} channels", batch, lambda: run(False), lambda: run(True), rounds)
+
+
 def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for queries in (1, 2, 4, 6, 8, 16, 197):
         yield few_queries(queries, 8, options.rounds)
@@ -102,6 +115,9 @@ def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for name in ("cait_xxs24", "cait_s24"):
         for batch in (1, 8):
             yield talking(name, batch, options.rounds)
+    for batch in (1, 8):
+        for dim in (64, 128, 192, 256, 384, 512, 768, 1024):
+            yield pairs(dim, batch, options.rounds)
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ NETWORKS: list[tuple[str, dict[str, Any]]] = [
     *[("resmlp_nano", {"mixing": mixing}) for mixing in ("none", "mlp", "conv", "depthwise", "separable")],
     ("resnet18_attention_pool", {}),
     ("patchconvnet_nano", {}),
+    ("patchconvnet_nano", {"dim": 256, "patch_size": 4}),
     ("patchconvnet_nano", {"norm": "batch", "queries": "per_class"}),
     ("patchconvnet_nano", {"aggregation": "average", "stem": "linear"}),
 ]

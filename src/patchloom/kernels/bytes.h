@@ -6,7 +6,7 @@
 
 #pragma once
 
-#include "products.h"
+#include "rows.h"
 
 constexpr int BYTE_ROWS = LANES / 2;
 constexpr int64_t GROUP = 8;  // inputs multiplied at a time; there are zeros up to a multiple

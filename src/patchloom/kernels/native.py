@@ -255,12 +255,15 @@ def _check_blocks(weights: Tensor, parts: Iterable[tuple[int, ...]], int8: bool)
         raise ValueError(f"weights {tuple(weights.shape)} are not those of blocks of {size} bytes on this processor")
 
 
-@_operator("conv_blocks_(Tensor(a!) x, Tensor weights, int squeezed, float eps, bool int8) -> ()", _nothing)
-def conv_blocks_(x: Tensor, weights: Tensor, squeezed: int, eps: float, int8: bool) -> None:
+@_operator(
+    "conv_blocks_(Tensor(a!) x, Tensor weights, int squeezed, float eps, bool paired, bool int8) -> ()", _nothing
+)
+def conv_blocks_(x: Tensor, weights: Tensor, squeezed: int, eps: float, paired: bool, int8: bool) -> None:
     """x (B, height, width, D) goes through PatchConvNet's blocks, normalised before each when eps >= 0.
 
     The weights (blocks, bytes) of each are joined from those of expand (packed), depth-wise (9, D), squeeze (D, S),
-    excite (S, D) and project (packed), each followed by its bias; D and S are multiples of 16.
+    excite (S, D) and project (packed), each followed by its bias; D and S are multiples of 16. `paired` is for one step
+    of Strassen's product in those of floats: an eighth less of them, and about twice their rounding.
     """
     dim = x.shape[-1]
     _check_total(x)
@@ -268,7 +271,7 @@ def conv_blocks_(x: Tensor, weights: Tensor, squeezed: int, eps: float, int8: bo
         raise ValueError(f"{dim} channels squeezed to {squeezed} are not multiples of {LANES}")
     parts = [(dim, dim), (9 * dim,), (dim,), (dim * squeezed,), (squeezed,), (squeezed * dim,), (dim,), (dim, dim)]
     _check_blocks(weights, parts, int8)
-    _call("conv_blocks", x, (*x.shape, squeezed, len(weights)), weights.data_ptr(), eps, int8)
+    _call("conv_blocks", x, (*x.shape, squeezed, len(weights), int(paired)), weights.data_ptr(), eps, int8)
 
 
 def _convolved(x: Tensor, stages: list[int]) -> Tensor:

@@ -43,6 +43,7 @@ struct ConvBranch {
     const float *taps, *shift;  // depth-wise, (9, dim) and (dim)
     const float *squeeze, *squeeze_bias, *excite, *excite_bias;
     float eps;
+    bool paired;  // products of pairs, see products.h
     int64_t tokens() const { return height * width; }
 };
 
@@ -75,18 +76,20 @@ void expand_and_convolve(const ConvBranch<Layer>& branch, const float* x, int64_
                          float* mean) {
     static thread_local Scratch expanded;
     int64_t tokens = branch.tokens(), dim = branch.dim;
-    float* panel = expanded.take(tokens * PANEL);
-    auto left = left_side(x, 0, tokens, branch.expand, {branch.eps});
-    for (int64_t column = first; column < last; column += PANEL) {
-        product(left, branch.expand, column, column + PANEL, [&](int64_t row, int64_t, Vec low, Vec high) {
-            store(panel + row * PANEL, gelu(low));
-            store(panel + row * PANEL + LANES, gelu(high));
+    float* panels = expanded.take(2 * tokens * PANEL);
+    auto left = left_side(x, 0, tokens, branch.expand, {branch.eps, nullptr, 1, nullptr, branch.paired});
+    for (int64_t column = first; column < last; column += 2 * PANEL) {
+        int64_t until = std::min(column + 2 * PANEL, last);
+        product(left, branch.expand, column, until, [&](int64_t row, int64_t at, Vec low, Vec high) {
+            float* to = panels + (at - column) * tokens + row * PANEL;
+            store(to, gelu(low)), store(to + LANES, gelu(high));
         });
-        for (int64_t d = column; d < std::min(column + PANEL, dim); d += LANES) {
+        for (int64_t d = column; d < until; d += LANES) {
+            const float* map = panels + (d - column) / PANEL * PANEL * tokens + (d - column) % PANEL;
             Vec start = load(branch.shift + d), sum = {}, taps[9];
             for (int t = 0; t < 9; t++) taps[t] = load(branch.taps + t * dim + d);
             for (int64_t i = 0; i < branch.height; i++)
-                convolve_line(panel + d - column, branch.height, branch.width, i, taps, start, [&](int64_t j, Vec y) {
+                convolve_line(map, branch.height, branch.width, i, taps, start, [&](int64_t j, Vec y) {
                     y = gelu(y);
                     store(out + (i * branch.width + j) * dim + d, y);
                     sum += y;
@@ -114,20 +117,17 @@ inline void add_linear(const Layer& layer, const float* x, const Prologue& befor
     });
 }
 
-// x (height, width, dim) += project(gate * GELU(depth-wise(GELU(expand(norm(x)))))); a thread takes a range of channels
+// x (height, width, dim) += project(gate * GELU(depth-wise(GELU(expand(norm(x)))))); a thread takes ranges of channels
 template <class Layer>
 void add_conv_branch(const ConvBranch<Layer>& branch, float* x, int threads) {
     static thread_local Scratch memory;
-    int64_t tokens = branch.tokens(), dim = branch.dim, channels = round_up((dim + threads - 1) / threads, PANEL);
+    int64_t tokens = branch.tokens(), dim = branch.dim, channels = round_up((dim + threads - 1) / threads, 2 * PANEL);
     float *middle = memory.take((tokens + 2) * dim), *mean = middle + tokens * dim, *gate = mean + dim;
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
     for (int64_t first = 0; first < dim; first += channels)
         expand_and_convolve(branch, x, first, std::min(first + channels, dim), middle, mean);
     squeeze_excite(branch, mean, gate);
-    if (threads > 1) return add_linear(branch.project, middle, {-1.0f, gate, tokens}, tokens, x, threads);
-    for (int64_t n = 0; n < tokens; n++)  // in place: a copy would have to share the cache with the weights
-        for (int64_t d = 0; d < dim; d += LANES) store(middle + n * dim + d, load(middle + n * dim + d) * load(gate + d));
-    add_linear(branch.project, middle, {}, tokens, x, 1);
+    add_linear(branch.project, middle, {-1.0f, gate, tokens, nullptr, branch.paired}, tokens, x, threads);
 }
 
 // Another layer of the same kind
@@ -271,7 +271,8 @@ void run_conv_blocks(float* x, const int64_t* shape, Parts weights, float eps, i
     int64_t dim = shape[3], squeezed = shape[4], map = shape[1] * shape[2] * dim;
     std::vector<ConvBranch<Layer>> blocks(shape[5]);
     for (auto& branch : blocks) {
-        branch.height = shape[1], branch.width = shape[2], branch.dim = dim, branch.squeezed = squeezed, branch.eps = eps;
+        branch.height = shape[1], branch.width = shape[2], branch.dim = dim, branch.squeezed = squeezed;
+        branch.eps = eps, branch.paired = shape[6];
         weights.take(branch.expand, dim, dim);
         branch.taps = weights.floats(9 * dim), branch.shift = weights.floats(dim);
         branch.squeeze = weights.floats(dim * squeezed), branch.squeeze_bias = weights.floats(squeezed);
@@ -448,7 +449,7 @@ void patchloom_gated_linear(const float* x, const float* gate, float* total, int
 }
 
 // x (B, height, width, D) goes through PatchConvNet's blocks in place. `shape` is B, height, width, D, channels squeezed to,
-// blocks; `weights` are those of expand, depth-wise, squeeze, excite and project of each block, each with its bias.
+// blocks, whether products go in pairs; `weights` are those of expand, depth-wise, squeeze, excite and project of each block, each with its bias.
 void patchloom_conv_blocks(float* x, const int64_t* shape, const char* weights, float eps, int bytes, int threads) {
     auto run = bytes ? run_conv_blocks<ByteLinear> : run_conv_blocks<Linear>;
     run(x, shape, {weights}, eps, threads);

@@ -1,7 +1,13 @@
-// Products of rows with packed weights, and what is done to rows before and after them.
+// Products of rows with packed weights.
 //
-// A product of floats goes by tiles: up to ROWS rows of a left side times one panel (PANEL columns) of a right side that was
-// packed beforehand, kept in registers until an epilogue takes it.
+// A product goes by tiles: up to ROWS rows of a left side times one panel (PANEL columns) of a right side that was packed
+// beforehand, kept in registers until an epilogue takes it.
+//
+// Where the rows come with their sums, pairs of tiles and panels go through one step of Strassen's product, in Winograd's form:
+// of the eight products of halves seven are left. Its rounding is about twice that of a plain one.
+//
+//   | A11 A12 |   | B11 B12 |   | C11 C12 |   A11, A12: a tile, halves of its depth; A21, A22: the tile below
+//   | A21 A22 | * | B21 B22 | = | C21 C22 |   B11, B21: a panel, halves of its depth; B12, B22: the panel beside it
 
 #pragma once
 
@@ -10,8 +16,7 @@
 
 #include "vectors.h"
 
-constexpr int64_t CACHE = 224 * 1024;  // of a core's second level, what a block of rows may fill
-constexpr int64_t AT_ONCE = 32;        // floats that are made bytes at a time
+constexpr int64_t PAIR = 2 * ROWS;  // rows of a pair of tiles
 
 namespace {
 
@@ -73,37 +78,13 @@ class Scratch {
 
 thread_local Scratch scratch;
 
-// The mean of one row and one over its deviation
-inline void moments(const float* x, int64_t dim, float eps, float& mean, float& factor) {
-    int64_t whole = dim / LANES * LANES;
-    Vec sums = {};
-    for (int64_t i = 0; i < whole; i += LANES) sums += load(x + i);
-    mean = sum_lanes(sums);
-    for (int64_t i = whole; i < dim; i++) mean += x[i];
-    mean /= dim;
-    Vec squares = {};
-    for (int64_t i = 0; i < whole; i += LANES) {
-        Vec centred = load(x + i) - mean;
-        squares += centred * centred;
-    }
-    float variance = sum_lanes(squares);
-    for (int64_t i = whole; i < dim; i++) variance += (x[i] - mean) * (x[i] - mean);
-    factor = 1 / std::sqrt(variance / dim + eps);
-}
-
-// (x - mean) / deviation of one row; scale and shift of a LayerNorm are folded into the weights that follow
-inline void normalise(const float* x, float* out, int64_t dim, float eps) {
-    float mean, factor;
-    moments(x, dim, eps, mean, factor);
-    int64_t whole = dim / LANES * LANES;
-    for (int64_t i = 0; i < whole; i += LANES) store(out + i, (load(x + i) - mean) * factor);
-    for (int64_t i = whole; i < dim; i++) out[i] = (x[i] - mean) * factor;
-}
-
-// Rows of the left side of a product
+// Rows of the left side of a product. Of rows in pairs there are for each pair S1 = A21 + A22, S2 = S1 - A11, S3 = A11 - A21
+// and S4 = A12 - S2, (ROWS, depth / 2) each; null otherwise.
 struct Rows {
     const float* at;
     int64_t stride, count;
+    const float* sums = nullptr;
+    int64_t paired() const { return sums ? count / PAIR * PAIR : 0; }
 };
 
 // What a Linear layer is here: panels of its weights, (outputs / PANEL, inputs, PANEL), and its bias, zeros up to a panel, or
@@ -114,22 +95,101 @@ struct Linear {
     int64_t inputs, outputs;
 };
 
-// All rows times the panels of columns [first, last); `finish(row, column, low, high)` gets every result, two vectors of a
-// row at a time
+// The sums of a pair of tiles
+inline void sum_tiles(const float* left, int64_t stride, int64_t half, float* to) {
+    const int64_t size = ROWS * half;
+    for (int64_t r = 0; r < ROWS; r++, left += stride, to += half)
+        for (int64_t k = 0; k < half; k += LANES) {
+            const float* below = left + ROWS * stride;
+            Vec a11 = load(left + k), a21 = load(below + k), s1 = a21 + load(below + half + k), s2 = s1 - a11;
+            store(to + k, s1), store(to + size + k, s2);
+            store(to + 2 * size + k, a11 - a21), store(to + 3 * size + k, load(left + half + k) - s2);
+        }
+}
+
+// T1 = B12 - B11, T2 = B22 - T1, T3 = B22 - B12 and T4 = B21 - T2 of two panels, halves of `size` floats
+inline void sum_panels(const float* panel, const float* beside, int64_t size, float* to) {
+    for (int64_t i = 0; i < size; i += LANES) {
+        Vec b12 = load(beside + i), b22 = load(beside + size + i), t1 = b12 - load(panel + i), t2 = b22 - t1;
+        store(to + i, t1), store(to + size + i, t2);
+        store(to + 2 * size + i, b22 - b12), store(to + 3 * size + i, load(panel + size + i) - t2);
+    }
+}
+
+// A pair of tiles times a pair of panels, whose sums are `terms`
 template <class Finish>
-inline void product(const Rows& left, const Linear& layer, int64_t first, int64_t last, Finish finish) {
+inline void multiply_pair(const float* left, int64_t stride, const float* sums, const float* panel, const float* beside,
+                          const float* terms, int64_t half, const Vec* bias, Finish finish) {
+    const int64_t size = half * PANEL, step = ROWS * half;
+    const float* below = left + ROWS * stride;
+    Tile<ROWS> c11, c12, c21, p5;
+    auto add = [&](Tile<ROWS>& total, const float* rows, int64_t side, const float* right) {
+        multiply_rows<ROWS, false, false>(total.at, rows, side, right, PANEL, half);
+    };
+    c11.start(Vec{}, Vec{}), p5.start(Vec{}, Vec{});
+    add(c11, left, stride, panel);  // A11 B11
+    c12 = c11;
+    add(c11, left + half, stride, panel + size);  // + A12 B21
+    add(c12, sums + step, half, terms + size);    // A11 B11 + S2 T2
+    c21 = c12;
+    add(c21, sums + 2 * step, half, terms + 2 * size);  // + S3 T3
+    add(p5, sums, half, terms);                         // S1 T1
+    for (int r = 0; r < ROWS; r++) {
+        finish(r, 0, c11.at[r][0] + bias[0], c11.at[r][1] + bias[1]);
+        finish(ROWS + r, PANEL, c21.at[r][0] + p5.at[r][0] + bias[2], c21.at[r][1] + p5.at[r][1] + bias[3]);
+        for (int side = 0; side < 2; side++) c12.at[r][side] += p5.at[r][side];
+    }
+    add(c12, sums + 3 * step, half, beside + size);    // + S4 B22
+    add(c21, below + half, stride, terms + 3 * size);  // + A22 T4
+    for (int r = 0; r < ROWS; r++) {
+        finish(r, PANEL, c12.at[r][0] + bias[2], c12.at[r][1] + bias[3]);
+        finish(ROWS + r, 0, c21.at[r][0] + bias[0], c21.at[r][1] + bias[1]);
+    }
+}
+
+// The pairs among the rows, times the panels of columns [first, last), which go in pairs too
+template <class Finish>
+inline void product_of_pairs(const Rows& left, const Linear& layer, int64_t first, int64_t last, Finish finish) {
+    static thread_local Scratch memory;
+    int64_t depth = layer.inputs, half = depth / 2;
+    float* terms = memory.take(2 * depth * PANEL);
+    for (int64_t column = first; column < last; column += 2 * PANEL) {
+        const float *panel = layer.weight + column * depth, *beside = panel + PANEL * depth;
+        Vec bias[4] = {};
+        for (int i = 0; layer.bias && i < 4; i++) bias[i] = load(layer.bias + column + i * LANES);
+        sum_panels(panel, beside, half * PANEL, terms);
+        for (int64_t row = 0; row < left.paired(); row += PAIR)
+            multiply_pair(left.at + row * left.stride, left.stride, left.sums + row * depth, panel, beside, terms, half, bias,
+                          [&](int64_t r, int64_t c, Vec low, Vec high) { finish(row + r, column + c, low, high); });
+    }
+}
+
+// Rows [from, until) times the panels of columns [first, last), tile by tile
+template <class Finish>
+inline void product_of_tiles(const Rows& left, int64_t from, int64_t until, const Linear& layer, int64_t first, int64_t last,
+                             Finish finish) {
     for (int64_t column = first; column < last; column += PANEL) {
         Vec low = {}, high = {};
         if (layer.bias) low = load(layer.bias + column), high = load(layer.bias + column + LANES);
         const float* panel = layer.weight + column * layer.inputs;
-        for (int64_t row = 0; row < left.count; row += ROWS) {
-            int64_t here = std::min<int64_t>(ROWS, left.count - row);
+        for (int64_t row = from; row < until; row += ROWS) {
+            int64_t here = std::min<int64_t>(ROWS, until - row);
             Tile<ROWS> tile;
             tile.start(low, high);
             tile.multiply(here, layer.outputs - column, left.at + row * left.stride, left.stride, panel, PANEL, layer.inputs);
             for (int64_t r = 0; r < here; r++) finish(row + r, column, tile.at[r][0], tile.at[r][1]);
         }
     }
+}
+
+// All rows times the panels of columns [first, last); `finish(row, column, low, high)` gets every result, two vectors of a
+// row at a time
+template <class Finish>
+inline void product(const Rows& left, const Linear& layer, int64_t first, int64_t last, Finish finish) {
+    int64_t rows = left.paired(), columns = rows ? (std::min(last, layer.outputs) - first) / (2 * PANEL) * 2 * PANEL : 0;
+    if (columns) product_of_pairs(left, layer, first, first + columns, finish);
+    product_of_tiles(left, 0, rows, layer, first + columns, last, finish);
+    product_of_tiles(left, rows, left.count, layer, first, last, finish);
 }
 
 // out[column ...] = or += two vectors, of which only those below `columns` exist
@@ -145,94 +205,6 @@ inline void write(float* out, int64_t column, int64_t columns, Vec low, Vec high
     store(values, low);
     store(values + LANES, high);
     for (int64_t i = 0; column + i < columns; i++) place[i] = ADD ? place[i] + values[i] : values[i];
-}
-
-// Rows in one block, the same for every thread: as many as fit the cache, and enough to read the weights seldom. Where there
-// are few blocks they are equal, so that no thread waits for another.
-inline int64_t block_rows(int64_t rows, int64_t floats_a_row, int threads) {
-    int64_t fitting = std::max<int64_t>(CACHE / 4 / floats_a_row / ROWS, 8) * ROWS, share = (rows + threads - 1) / threads;
-    int64_t blocks = (share + fitting - 1) / fitting, block = (share + blocks - 1) / blocks;
-    return blocks < 4 ? block : round_up(block, ROWS);
-}
-
-// Floats from one row of a buffer to the next: room for AT_ONCE, and no power of two, which would put all rows into the same
-// cache sets
-inline int64_t loose(int64_t width) { return round_up(width, AT_ONCE) + 16; }
-
-// The windows of a convolution on a map (height, width, channels): a row has a window's pixels, zeros outside of the map
-struct Windows {
-    int64_t height, width, channels, side, step, padding, down, across;
-
-    Windows() = default;
-    Windows(int64_t height, int64_t width, int64_t channels, int64_t side, int64_t step, int64_t padding)
-        : height(height), width(width), channels(channels), side(side), step(step), padding(padding),
-          down((height + 2 * padding - side) / step + 1), across((width + 2 * padding - side) / step + 1) {}
-
-    void copy(const float* map, int64_t row, float* to) const {
-        int64_t top = row / across * step - padding, left = row % across * step - padding;
-        int64_t from = std::max<int64_t>(left, 0), until = std::min(left + side, width);
-        for (int64_t y = top; y < top + side; y++, to += side * channels) {
-            bool inside = y >= 0 && y < height && from < until;
-            if (!inside || from > left || until < left + side) std::memset(to, 0, side * channels * sizeof(float));
-            if (!inside) continue;
-            const float* line = map + (y * width + from) * channels;
-            std::memcpy(to + (from - left) * channels, line, (until - from) * channels * sizeof(float));
-        }
-    }
-};
-
-// What is done to rows of x on their way to a product: nothing, or one of these
-struct Prologue {
-    float eps = -1.0f;                 // normalise, unless below 0
-    const float* gate = nullptr;       // multiply by gate (B, D), `tokens` rows an image
-    int64_t tokens = 1;
-    const Windows* windows = nullptr;  // copy from a map
-    bool nothing() const { return eps < 0 && !gate && !windows; }
-};
-
-// One row on its way to a product
-inline void prepare(const float* x, int64_t row, int64_t dim, const Prologue& before, float* to) {
-    const float* from = x + row * dim;
-    if (before.windows) {
-        before.windows->copy(x, row, to);
-    } else if (before.gate) {
-        const float* gate = before.gate + row / before.tokens * dim;
-        for (int64_t i = 0; i < dim; i++) to[i] = from[i] * gate[i];
-    } else if (before.eps >= 0) {
-        normalise(from, to, dim, before.eps);
-    } else {
-        std::memcpy(to, from, dim * sizeof(float));
-    }
-}
-
-// Rows [first, first + count) of x for a product: x itself, or a copy where something is to be done
-inline Rows left_side(const float* x, int64_t first, int64_t count, const Linear& layer, const Prologue& before) {
-    const int64_t dim = layer.inputs, stride = loose(dim);
-    if (before.nothing()) return {x + first * dim, dim, count};
-    float* buffer = scratch.take(count * stride);
-    for (int64_t r = 0; r < count; r++) prepare(x, first + r, dim, before, buffer + r * stride);
-    return {buffer, stride, count};
-}
-
-// `finish(row, column, low, high)` gets linear(before(x)) for all rows of x, on all threads: blocks of rows, or, where one
-// block has them all, ranges of columns, so that each weight is read by one thread alone
-template <class Layer, class Finish>
-inline void for_each_block(const float* x, int64_t rows, const Layer& layer, const Prologue& before, int threads,
-                           Finish finish) {
-    if (rows == 0) return;
-    bool few = rows * loose(layer.inputs) * 4 <= 2 * CACHE;
-    int64_t fitting = block_rows(rows, loose(layer.inputs), threads);
-    int64_t many = round_up(rows / (8 * threads) + 1, 2 * ROWS);  // so many that no thread waits long for another
-    int64_t block = few ? rows : std::min(fitting, many);
-    int64_t columns = few ? round_up((layer.outputs + threads - 1) / threads, PANEL) : layer.outputs;
-    int64_t blocks = (rows + block - 1) / block, ranges = (layer.outputs + columns - 1) / columns;
-#pragma omp parallel for schedule(dynamic) num_threads(threads)
-    for (int64_t i = 0; i < blocks * ranges; i++) {
-        int64_t first = i / ranges * block, from = i % ranges * columns;
-        auto left = left_side(x, first, std::min(block, rows - first), layer, before);
-        product(left, layer, from, std::min(from + columns, layer.outputs),
-                [&](int64_t row, int64_t column, Vec low, Vec high) { finish(first + row, column, low, high); });
-    }
 }
 
 // Panels of a matrix whose element (k, n) is at from + k * step_k + n * step_n: (columns / PANEL, depth, PANEL)

@@ -321,10 +321,11 @@ class ConvColumn(FusedColumn):
     def __init__(self, branches: list[FusedConv], int8: bool) -> None:
         super().__init__([native.joined(branch.weights()) for branch in branches], int8)
         self.eps, self.squeezed = branches[0].eps, len(branches[0].squeeze_bias)
+        self.paired = len(branches[0].excite_bias) in PAIRED
 
     def forward(self, x: Tensor, _: int | None = None) -> Tensor:
         x = _for_inference(x)
-        torch.ops.patchloom.conv_blocks_(x, self.weights, self.squeezed, self.eps, self.int8)
+        torch.ops.patchloom.conv_blocks_(x, self.weights, self.squeezed, self.eps, self.paired, self.int8)
         return x
 
 
@@ -400,6 +401,7 @@ def stages_of(stem: nn.Module) -> list[Stage] | None:
     return stages
 
 
+PAIRED = range(256, 513)  # channels; with fewer or more, seven products cost what eight do (benchmarks/choices.py)
 FEW_QUERIES = 8  # below, packing all keys for them costs what it gains or more (benchmarks/choices.py)
 _FUSED: dict[type[nn.Module], type[nn.Module]] = {
     SelfAttention: FusedAttention,
