@@ -69,8 +69,8 @@ inline void convolve_line(const float* map, int64_t height, int64_t width, int64
     finish(width - 1, before);
 }
 
-// Channels [first, last) of out = GELU(depth-wise(GELU(expand(norm(x))))) and of its mean, for one image. A panel of the
-// expanded map is convolved while it is in the first-level cache.
+// Channels [first, last) of out = GELU(depth-wise(GELU(expand(norm(x))))) and of its mean, for one image. Two panels of the
+// expanded map are convolved while they are in the cache.
 template <class Layer>
 void expand_and_convolve(const ConvBranch<Layer>& branch, const float* x, int64_t first, int64_t last, float* out,
                          float* mean) {
