@@ -245,26 +245,31 @@ def test_stem(side: int, step: int, padding: int, images: int, convolutions: int
         want = F.conv2d(want if number == 0 else F.gelu(want), weight.double(), bias.double(), stride, pad)
         weights += pack(weight.permute(0, 2, 3, 1).flatten(1), bias)
         stages += [to, kernel, stride, pad]
-    maps, joined = x.permute(0, 2, 3, 1), native.joined(weights)[None]
+    maps, joined = x.permute(0, 2, 3, 1), native.joined(weights)
     got = ops.stem(maps, joined, stages, pack is native.pack_bytes)
     assert_close(got.permute(0, 3, 1, 2), want.float(), convolutions * tolerance)
     assert ops.stem(maps.to("meta"), joined.to("meta"), stages, False).shape == got.shape
-    with pytest.raises(ValueError, match="not those of blocks"):
-        ops.stem(maps[..., :4], joined, stages, pack is native.pack_bytes)
+    for wrong, given in ((maps[..., :4], joined), (maps, joined[:0])):
+        with pytest.raises(ValueError, match="not those of blocks"):
+            ops.stem(wrong, given, stages, pack is native.pack_bytes)
+    with pytest.raises(ValueError, match="no window of 99 x 99"):
+        ops.stem(maps, joined, [19, 99, 50, 0], False)
 
 
-@pytest.mark.parametrize(("images", "threads"), [(1, 2), (2, 2), (3, 2), (7, 3), (9, 8)])
-def test_images_on_several_threads_go_through_the_blocks_as_on_one(images: int, threads: int) -> None:
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("images", [1, 2, 3, 9])
+def test_images_on_several_threads_go_through_the_blocks_as_on_one(images: int) -> None:
     """Each image meets its blocks in order, whichever thread is ahead."""
     layers = [packed(layers_of((48, 16), (16, 16), (40, 16), (16, 40)), native.pack) for _ in range(9)]
     weights, start = torch.stack([native.joined(parts) for parts in layers]), torch.randn(images, 21, 16)
-    before, answers = torch.get_num_threads(), []
-    for count in (1, *[threads] * 20):
-        torch.set_num_threads(count)
+
+    def through() -> Tensor:
         ops.attention_blocks_(x := start.clone(), weights, 2, 40, False, 1.0, 1e-6, 1e-6, False)
-        answers.append(x)
-    torch.set_num_threads(before)
-    assert all(torch.equal(answers[0], x) for x in answers)
+        return x
+
+    answers = [through() for _ in range(20)]
+    torch.set_num_threads(1)
+    assert all(torch.equal(x, through()) for x in answers)
 
 
 @pytest.mark.usefixtures("threads")
@@ -291,33 +296,45 @@ def of_conv_branch(branch: ConvBranch, pack: Pack) -> tuple[Tensor, int]:
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (2, 5, 7), (3, 14, 14), (8, 3, 2)])
 @pytest.mark.parametrize("dim", [64, 96, 336])
+@pytest.mark.parametrize("eps", [-1.0, 1e-6])
 @pytest.mark.parametrize(("pack", "paired", "tolerance"), [
-    (native.pack, False, 2e-6), (native.pack, True, 4e-6), (native.pack_bytes, True, 0.03),
+    (native.pack, False, 2e-6), (native.pack, True, 4e-6), (native.pack_bytes, False, 0.03),
 ])  # fmt: skip
 @pytest.mark.usefixtures("threads")
-def test_conv_branch(shape: tuple[int, int, int], dim: int, pack: Pack, paired: bool, tolerance: float) -> None:
+def test_conv_branch(
+    shape: tuple[int, int, int], dim: int, eps: float, pack: Pack, paired: bool, tolerance: float
+) -> None:
     branch, x = stir(ConvBranch(dim)).double(), torch.randn(*shape, dim)
-    want = x + branch.plain(F.layer_norm(x.double(), (dim,), eps=1e-6)).float()
-    ops.conv_blocks_(x, *of_conv_branch(branch.float(), pack), 1e-6, paired, pack is native.pack_bytes)
+    want = x + branch.plain(x.double() if eps < 0 else F.layer_norm(x.double(), (dim,), eps=eps)).float()
+    weights = of_conv_branch(branch.float(), pack)
+    plain = x.clone()
+    ops.conv_blocks_(x, *weights, eps, paired, pack is native.pack_bytes)
     assert_close(x, want.detach(), tolerance)
+    ops.conv_blocks_(plain, *weights, eps, False, pack is native.pack_bytes)
+    if paired and shape[1] * shape[2] >= 16 and dim % 32 == 0:  # there is a pair
+        assert not torch.equal(x, plain)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3])
-@pytest.mark.parametrize("side", [14, 29])
-def test_an_image_has_the_same_answer_in_any_batch_on_any_number_of_threads(threads: int, side: int) -> None:
+@pytest.mark.parametrize("shape", [(0, 3, 3), (1, 0, 3), (1, 3, 0)])
+def test_conv_branch_of_nothing(shape: tuple[int, int, int]) -> None:
+    ops.conv_blocks_(torch.zeros(*shape, 64), *of_conv_branch(ConvBranch(64), native.pack), 1e-6, True, False)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("side", [14, 29, 40])
+def test_an_image_has_the_same_answer_in_any_batch_on_any_number_of_threads(side: int) -> None:
     """To the bit, though rows in pairs share their rounding: pairs are of one image, and the same ones always."""
-    weights, images = of_conv_branch(stir(ConvBranch(320)), native.pack), torch.randn(5, side, side, 320)
+    made = [of_conv_branch(stir(ConvBranch(320)), native.pack) for _ in range(3)]
+    weights, squeezed = torch.cat([block for block, _ in made]), made[0][1]
+    images = torch.randn(5, side, side, 320)
 
     def through(x: Tensor) -> Tensor:
-        ops.conv_blocks_(x := x.clone(), *weights, 1e-6, True, False)
+        ops.conv_blocks_(x := x.clone(), weights, squeezed, 1e-6, True, False)
         return x
 
-    before = torch.get_num_threads()
+    together, alone = through(images), through(images[:1])
     torch.set_num_threads(1)
     want = torch.cat([through(image[None]) for image in images])
-    torch.set_num_threads(threads)
-    together, alone = through(images), through(images[:1])
-    torch.set_num_threads(before)
     assert torch.equal(together, want)
     assert torch.equal(alone, want[:1])
 
@@ -392,6 +409,8 @@ def test_what_a_kernel_cannot_take_is_refused() -> None:
     for shape, squeezed in (((1, 1, 1, 20), 16), ((1, 1, 1, 16), 8)):
         with pytest.raises(ValueError, match="not multiples of 16"):
             ops.conv_blocks_(torch.zeros(shape), row, squeezed, 1e-6, False, False)
+    with pytest.raises(ValueError, match="expected 4"):
+        ops.conv_blocks_(torch.zeros(1, 4, 16), row, 16, 1e-6, True, False)
     layers = packed(layers_of((60, 20), (20, 20)), native.pack)
     for heads, mixing in ((3, []), (0, []), (2, [torch.zeros(3, 3), torch.zeros(3, 3), torch.zeros(3)])):
         with pytest.raises(ValueError, match="do not fit 20 channels"):

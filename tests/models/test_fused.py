@@ -270,3 +270,55 @@ def test_it_can_be_fused_again_and_compiled() -> None:
     assert_close(fused(images), want, 1e-5)
     with torch.no_grad():
         assert_close(torch.compile(fused, backend="aot_eager")(images), want, 1e-5)
+
+
+@pytest.mark.skipif(not native.available(), reason=str(native.why_not()))
+@pytest.mark.parametrize(("dim", "paired"), [(192, False), (256, True), (384, True), (512, True), (768, False)])
+def test_where_seven_products_pay_they_round_little_more_than_eight(dim: int, paired: bool) -> None:
+    """Also with scales of very different sizes."""
+    model = network("patchconvnet_nano", {"dim": dim, "depth": 6, "patch_size": 2})
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("gamma"):
+                parameter.copy_(10 ** torch.empty_like(parameter).uniform_(-4, 0))
+    images = torch.randn(4, 3, 32, 32)
+    fused = patchloom.fuse(model)
+    assert fused.blocks[0].paired == paired
+    assert not patchloom.fuse(model, int8=True).blocks[0].paired
+    with torch.inference_mode():
+        want = copy.deepcopy(model).double()(images.double())
+        errors = [float((answer(images) - want).abs().max()) for answer in (fused, model)]
+    assert errors[0] < 4 * errors[1] + 1e-6 * float(want.abs().max())
+
+
+@pytest.mark.skipif(not native.available(), reason=str(native.why_not()))
+@pytest.mark.parametrize("norm", ["layer", "batch"])
+def test_a_patch_far_larger_than_others_leaves_them_their_rounding(norm: str) -> None:
+    model = network("patchconvnet_nano", {"dim": 384, "depth": 1, "patch_size": 4, "norm": norm}, 64)
+    images = torch.randn(1, 3, 64, 64)
+    images[:, :, 16:20, 0:4] *= 1e4
+    fused = patchloom.fuse(model)
+    assert fused.blocks[0].paired == (norm == "layer")
+    with torch.inference_mode():
+        want = copy.deepcopy(model).double().features(images.double()).tokens
+        found = [(answer.features(images).tokens - want).norm(dim=-1) / want.norm(dim=-1) for answer in (fused, model)]
+    assert float(found[0].max()) < 4 * float(found[1].max()) + 1e-6
+
+
+def test_an_image_that_has_gradients_elsewhere_is_answered_without() -> None:
+    model, images = network("deit_nano", {}), torch.randn(1, 3, 32, 32, requires_grad=True)
+    with torch.no_grad():
+        assert_close(patchloom.fuse(model)(images), model(images), 1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.uint8])
+def test_images_of_another_precision_are_refused(dtype: torch.dtype) -> None:
+    with pytest.raises(patchloom.PatchloomError, match="takes normalised images of"):
+        patchloom.fuse(network("deit_nano", {}))(torch.zeros(1, 3, 32, 32).to(dtype))
+
+
+@pytest.mark.skipif(not native.available(), reason=str(native.why_not()))
+def test_a_copy_does_not_change_its_layout() -> None:
+    fused = patchloom.fuse(network("deit_nano", {}), int8=True)
+    with pytest.raises(patchloom.PatchloomError, match="fused copy stays"):
+        fused.to(memory_format=torch.channels_last)

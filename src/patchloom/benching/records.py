@@ -32,7 +32,7 @@ def about_machine() -> dict[str, Any]:
         "timm": timm,
         "threads": torch.get_num_threads(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
-        "kernels": why_not() or "C++",
+        "kernels": (why_not() or "C++").rstrip("."),
         "allocator": {key: value for key, value in os.environ.items() if key.startswith("MALLOC_")} or "default",
         "gemm_macs_per_s": gemm_rate(),
         "copy_bytes_per_s": copy_rate(),
@@ -56,8 +56,10 @@ def read_recorded(path: str | Path) -> list[Row]:
     """The rows of a file that `keep` wrote, those that have a peer."""
     try:
         return [row for row in json.loads(Path(path).read_text())["rows"] if row.get("ratio") is not None]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise PatchloomError(f"{path} is not a file of kept figures ({error!r}).") from error
+    except OSError as error:
+        raise PatchloomError(f"{path} cannot be read ({error.strerror}).") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise PatchloomError(f"{path} is not a file of kept figures.") from error
 
 
 def compare(rows: Sequence[Row], recorded: Sequence[Row]) -> None:

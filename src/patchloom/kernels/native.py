@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterable
 from functools import cache
+from math import prod
 from typing import Any
 
 import torch
@@ -46,14 +47,14 @@ def _library() -> ctypes.CDLL:
 LANES, MIX, GROUP = 16, 4, 8  # floats of the widest vector; MIX and GROUP of attention.h and bytes.h
 _SIGNATURES = {  # of networks.cpp, a letter an argument
     "linear": "ppnppnnfiiii",
-    "stem": "ppppii",
+    "stem": "pppppii",
     "ffn": "ppnnnppppfii",
     "attention": "pppppppppfii",
     "attention_branch": "ppppppppppffii",
     "pack_bytes": "pnnppi",
     "talking_heads_back": "ppppppppppppi",
     "cross_patch": "pppppi",
-    "conv_blocks": "pppfii",
+    "conv_blocks": "ppppfii",
     "attention_blocks": "pppfffii",
     "gated_linear": "pppnnppnnii",
 }
@@ -263,40 +264,48 @@ def conv_blocks_(x: Tensor, weights: Tensor, squeezed: int, eps: float, paired: 
 
     The weights (blocks, bytes) of each are joined from those of expand (packed), depth-wise (9, D), squeeze (D, S),
     excite (S, D) and project (packed), each followed by its bias; D and S are multiples of 16. `paired` is for one step
-    of Strassen's product in those of floats: an eighth less of them, and about twice their rounding.
+    of Strassen's product in those of floats, where D is a multiple of 32: an eighth less of them, twice the rounding.
     """
-    dim = x.shape[-1]
+    _, height, width, dim = x.shape
     _check_total(x)
     if dim % LANES or squeezed % LANES:
         raise ValueError(f"{dim} channels squeezed to {squeezed} are not multiples of {LANES}")
     parts = [(dim, dim), (9 * dim,), (dim,), (dim * squeezed,), (squeezed,), (squeezed * dim,), (dim,), (dim, dim)]
     _check_blocks(weights, parts, int8)
-    _call("conv_blocks", x, (*x.shape, squeezed, len(weights), int(paired)), weights.data_ptr(), eps, int8)
+    work = x.new_empty(torch.get_num_threads() * (height * width + 2) * dim)
+    _call("conv_blocks", x, work, (*x.shape, squeezed, len(weights), int(paired)), weights.data_ptr(), eps, int8)
 
 
-def _convolved(x: Tensor, stages: list[int]) -> Tensor:
-    size = list(x.shape[1:3])
-    for side, step, padding in zip(stages[1::4], stages[2::4], stages[3::4], strict=True):
-        size = [(length + 2 * padding - side) // step + 1 for length in size]
-    return x.new_empty((len(x), *size, stages[-4]))
+def _convolved(x: Tensor, stages: list[int]) -> list[tuple[int, int, int]]:
+    """Height, width and channels of the map that each convolution makes."""
+    maps, (height, width) = [], x.shape[1:3]
+    for outputs, side, step, padding in zip(*(stages[i::4] for i in range(4)), strict=True):
+        if min(height, width) + 2 * padding < side:
+            raise ValueError(f"a map of {height} x {width} has no window of {side} x {side}")
+        height, width = ((length + 2 * padding - side) // step + 1 for length in (height, width))
+        maps.append((height, width, outputs))
+    return maps
 
 
 @_operator(
     "stem(Tensor x, Tensor weights, int[] stages, bool int8) -> Tensor",
-    lambda x, _, stages, __: _convolved(x, stages),
+    lambda x, _, stages, __: x.new_empty((len(x), *_convolved(x, stages)[-1])),
 )
 def stem(x: Tensor, weights: Tensor, stages: list[int], int8: bool) -> Tensor:
     """Images (B, height, width, C) -> (B, down, across, outputs): convolutions with a GELU between them.
 
-    `stages` has outputs, side, step and padding of each; the weights (1, bytes) are joined from those of a Linear of a
+    `stages` has outputs, side, step and padding of each; the weights (bytes) are joined from those of a Linear of a
     window's pixels in the order of rows, columns and channels, packed, each followed by its bias.
     """
     x = x.contiguous()
-    inputs = [x.shape[-1], *stages[:-4:4]]
+    images, _, _, channels = x.shape
+    maps = _convolved(x, stages)
+    inputs = [channels, *stages[:-4:4]]
     parts = [(side * side * of, outputs) for of, outputs, side in zip(inputs, stages[::4], stages[1::4], strict=True)]
-    _check_blocks(weights, parts, int8)
-    out = _convolved(x, stages)
-    _call("stem", x, out, (*x.shape, len(parts), *stages), weights.data_ptr(), int8)
+    _check_blocks(weights[None], parts, int8)
+    out = x.new_empty((images, *maps[-1]))
+    work = x.new_empty(torch.get_num_threads() * sum(prod(size) for size in maps))
+    _call("stem", x, out, work, (*x.shape, len(parts), *stages), weights.data_ptr(), int8)
     return out
 
 

@@ -4,6 +4,8 @@
 // Shapes: B images, N tokens, D channels, H heads. Compiled once for each instruction set (see build.py); the loader picks
 // the one that the machine has.
 
+#include <omp.h>
+
 #include <atomic>
 #include <thread>
 #include <vector>
@@ -31,9 +33,6 @@ void for_each_image(int64_t images, int64_t steps, int threads, Run run) {
         done[image].store(step + 1, std::memory_order_release);
     }
 }
-
-// Whether there is one thread for each task: of few tasks, all threads take parts of each
-inline bool apart(int64_t tasks, int threads) { return tasks % threads == 0 || tasks >= 4 * threads; }
 
 // What PatchConvNet's block has on maps (height, width, dim)
 template <class Layer>
@@ -77,7 +76,9 @@ void expand_and_convolve(const ConvBranch<Layer>& branch, const float* x, int64_
     static thread_local Scratch expanded;
     int64_t tokens = branch.tokens(), dim = branch.dim;
     float* panels = expanded.take(2 * tokens * PANEL);
-    auto left = left_side(x, 0, tokens, branch.expand, {branch.eps, nullptr, 1, nullptr, branch.paired});
+    Prologue before{branch.eps};
+    before.paired = branch.paired;
+    auto left = left_side(x, 0, tokens, branch.expand, before);
     for (int64_t column = first; column < last; column += 2 * PANEL) {
         int64_t until = std::min(column + 2 * PANEL, last);
         product(left, branch.expand, column, until, [&](int64_t row, int64_t at, Vec low, Vec high) {
@@ -117,17 +118,19 @@ inline void add_linear(const Layer& layer, const float* x, const Prologue& befor
     });
 }
 
-// x (height, width, dim) += project(gate * GELU(depth-wise(GELU(expand(norm(x)))))); a thread takes ranges of channels
+// x (height, width, dim) += project(gate * GELU(depth-wise(GELU(expand(norm(x)))))). `work` has room for a map and two vectors
+// of channels.
 template <class Layer>
-void add_conv_branch(const ConvBranch<Layer>& branch, float* x, int threads) {
-    static thread_local Scratch memory;
+void add_conv_branch(const ConvBranch<Layer>& branch, float* x, float* work, int threads) {
     int64_t tokens = branch.tokens(), dim = branch.dim, channels = round_up((dim + threads - 1) / threads, 2 * PANEL);
-    float *middle = memory.take((tokens + 2) * dim), *mean = middle + tokens * dim, *gate = mean + dim;
+    float *middle = work, *mean = middle + tokens * dim, *gate = mean + dim;
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
     for (int64_t first = 0; first < dim; first += channels)
         expand_and_convolve(branch, x, first, std::min(first + channels, dim), middle, mean);
     squeeze_excite(branch, mean, gate);
-    add_linear(branch.project, middle, {-1.0f, gate, tokens, nullptr, branch.paired}, tokens, x, threads);
+    Prologue before{-1.0f, gate, tokens};
+    before.paired = branch.paired;
+    add_linear(branch.project, middle, before, tokens, x, threads);
 }
 
 // Another layer of the same kind
@@ -178,6 +181,9 @@ void add_ffn(const Layer& fc1, const Layer& fc2, const float* x, float* total, i
 
 inline bool of_bytes(const Linear&) { return false; }
 inline bool of_bytes(const ByteLinear&) { return true; }
+
+// Whether there is one thread for each task: of few tasks, all threads take parts of each
+inline bool apart(int64_t tasks, int threads) { return tasks % threads == 0 || tasks >= 4 * threads; }
 
 // All queries of all images; heads that are not mixed are apart
 void attend_all(const Heads& q, const Heads& k, const Heads& v, const Heads& out, const Shape& shape, const Mixing& mixing,
@@ -267,8 +273,9 @@ void run_attention_blocks(float* x, const int64_t* shape, Parts weights, float s
 
 // x (B, height, width, D) goes through PatchConvNet's blocks; see patchloom_conv_blocks
 template <class Layer>
-void run_conv_blocks(float* x, const int64_t* shape, Parts weights, float eps, int threads) {
+void run_conv_blocks(float* x, float* work, const int64_t* shape, Parts weights, float eps, int threads) {
     int64_t dim = shape[3], squeezed = shape[4], map = shape[1] * shape[2] * dim;
+    if (map == 0) return;
     std::vector<ConvBranch<Layer>> blocks(shape[5]);
     for (auto& branch : blocks) {
         branch.height = shape[1], branch.width = shape[2], branch.dim = dim, branch.squeezed = squeezed;
@@ -280,7 +287,7 @@ void run_conv_blocks(float* x, const int64_t* shape, Parts weights, float eps, i
         weights.take(branch.project, dim, dim);
     }
     for_each_image(shape[0], shape[5], threads, [&](int64_t i, int64_t image, int helping) {
-        add_conv_branch(blocks[i], x + image * map, helping);
+        add_conv_branch(blocks[i], x + image * map, work + omp_get_thread_num() * (map + 2 * dim), helping);
     });
 }
 
@@ -289,35 +296,43 @@ template <class Layer>
 struct Stage {
     Windows windows;
     Layer layer;
+    int64_t floats() const { return windows.down * windows.across * layer.outputs; }
 };
+
+template <class Layer>
+std::vector<Stage<Layer>> stages_of(const int64_t* shape, Parts weights) {
+    int64_t height = shape[1], width = shape[2], channels = shape[3];
+    std::vector<Stage<Layer>> stages;
+    for (const int64_t *next = shape + 5, *end = next + 4 * shape[4]; next < end; next += 4) {
+        Windows windows(height, width, channels, next[1], next[2], next[3]);
+        Layer layer;
+        weights.take(layer, next[1] * next[1] * channels, next[0]);
+        height = windows.down, width = windows.across, channels = next[0];
+        stages.push_back({windows, layer});
+    }
+    return stages;
+}
 
 // Images (B, height, width, channels) go through convolutions; see patchloom_stem
 template <class Layer>
-void run_stem(const float* images, float* out, const int64_t* shape, Parts weights, int threads) {
-    int64_t height = shape[1], width = shape[2], channels = shape[3], size = height * width * channels;
-    std::vector<Stage<Layer>> stages(shape[4]);
-    const int64_t* of_stage = shape + 5;
-    for (auto& stage : stages) {
-        int64_t outputs = *of_stage++, side = *of_stage++, step = *of_stage++, padding = *of_stage++;
-        stage.windows = Windows(height, width, channels, side, step, padding);
-        weights.take(stage.layer, side * side * channels, outputs);
-        height = stage.windows.down, width = stage.windows.across, channels = outputs;
-    }
+void run_stem(const float* images, float* out, float* work, const int64_t* shape, Parts weights, int threads) {
+    auto stages = stages_of<Layer>(shape, weights);
+    int64_t size = shape[1] * shape[2] * shape[3], each = 0;
+    for (const auto& stage : stages) each += stage.floats();
     for_each_image(shape[0], 1, threads, [&](int64_t, int64_t image, int helping) {
-        static thread_local Scratch memory[2];
-        const float* maps = images + image * size;
-        for (int64_t i = 0; i < shape[4]; i++) {
-            const auto& [windows, layer] = stages[i];
-            bool last = i == shape[4] - 1;
-            int64_t rows = windows.down * windows.across, outputs = layer.outputs;
-            float* to = last ? out + image * rows * outputs : memory[i % 2].take(rows * outputs);
+        const float* map = images + image * size;
+        float* to = work + omp_get_thread_num() * each;
+        for (const auto& stage : stages) {
+            bool last = &stage == &stages.back();
+            if (last) to = out + image * stage.floats();
             Prologue before;
-            before.windows = &windows;
-            for_each_block(maps, rows, layer, before, helping, [&](int64_t row, int64_t column, Vec low, Vec high) {
+            before.windows = &stage.windows;
+            int64_t rows = stage.windows.down * stage.windows.across, outputs = stage.layer.outputs;
+            for_each_block(map, rows, stage.layer, before, helping, [&](int64_t row, int64_t column, Vec low, Vec high) {
                 if (!last) low = gelu(low), high = gelu(high);
                 write<false>(to + row * outputs, column, outputs, low, high);
             });
-            maps = to;
+            map = to, to += stage.floats();
         }
     });
 }
@@ -350,10 +365,11 @@ void patchloom_linear(const float* x, float* out, int64_t rows, const void* weig
 
 // out (B, down, across, outputs) = convolutions of images (B, height, width, channels), a GELU between them. `shape` is B,
 // height, width, channels, convolutions, and for each of them outputs, side, step, padding; `weights` are those of each
-// convolution and its bias.
-void patchloom_stem(const float* images, float* out, const int64_t* shape, const char* weights, int bytes, int threads) {
+// convolution and its bias; `work` has room for the maps of all of them, for each thread.
+void patchloom_stem(const float* images, float* out, float* work, const int64_t* shape, const char* weights, int bytes,
+                    int threads) {
     auto run = bytes ? run_stem<ByteLinear> : run_stem<Linear>;
-    run(images, out, shape, {weights}, threads);
+    run(images, out, work, shape, {weights}, threads);
 }
 
 // total (rows, dim) += fc2(GELU(fc1(norm(x)))); total may be x itself
@@ -449,9 +465,11 @@ void patchloom_gated_linear(const float* x, const float* gate, float* total, int
 }
 
 // x (B, height, width, D) goes through PatchConvNet's blocks in place. `shape` is B, height, width, D, channels squeezed to,
-// blocks, whether products go in pairs; `weights` are those of expand, depth-wise, squeeze, excite and project of each block, each with its bias.
-void patchloom_conv_blocks(float* x, const int64_t* shape, const char* weights, float eps, int bytes, int threads) {
+// blocks, whether products go in pairs; `weights` are those of expand, depth-wise, squeeze, excite and project of each block,
+// each with its bias; `work` has room for a map and two vectors of channels, for each thread.
+void patchloom_conv_blocks(float* x, float* work, const int64_t* shape, const char* weights, float eps, int bytes,
+                           int threads) {
     auto run = bytes ? run_conv_blocks<ByteLinear> : run_conv_blocks<Linear>;
-    run(x, shape, {weights}, eps, threads);
+    run(x, work, shape, {weights}, eps, threads);
 }
 }

@@ -4,7 +4,8 @@
 // beforehand, kept in registers until an epilogue takes it.
 //
 // Where the rows come with their sums, pairs of tiles and panels go through one step of Strassen's product, in Winograd's form:
-// of the eight products of halves seven are left. Its rounding is about twice that of a plain one.
+// of the eight products of halves seven are left. Its rounding is about twice that of a plain one, of the largest results of
+// a pair.
 //
 //   | A11 A12 |   | B11 B12 |   | C11 C12 |   A11, A12: a tile, halves of its depth; A21, A22: the tile below
 //   | A21 A22 | * | B21 B22 | = | C21 C22 |   B11, B21: a panel, halves of its depth; B12, B22: the panel beside it
@@ -186,7 +187,7 @@ inline void product_of_tiles(const Rows& left, int64_t from, int64_t until, cons
 // row at a time
 template <class Finish>
 inline void product(const Rows& left, const Linear& layer, int64_t first, int64_t last, Finish finish) {
-    int64_t rows = left.paired(), columns = rows ? (std::min(last, layer.outputs) - first) / (2 * PANEL) * 2 * PANEL : 0;
+    int64_t rows = left.paired(), columns = rows ? (last - first) / (2 * PANEL) * 2 * PANEL : 0;
     if (columns) product_of_pairs(left, layer, first, first + columns, finish);
     product_of_tiles(left, 0, rows, layer, first + columns, last, finish);
     product_of_tiles(left, rows, left.count, layer, first, last, finish);

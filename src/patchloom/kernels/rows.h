@@ -52,7 +52,6 @@ inline int64_t loose(int64_t width) { return round_up(width, AT_ONCE) + 16; }
 struct Windows {
     int64_t height, width, channels, side, step, padding, down, across;
 
-    Windows() = default;
     Windows(int64_t height, int64_t width, int64_t channels, int64_t side, int64_t step, int64_t padding)
         : height(height), width(width), channels(channels), side(side), step(step), padding(padding),
           down((height + 2 * padding - side) / step + 1), across((width + 2 * padding - side) / step + 1) {}
@@ -70,13 +69,13 @@ struct Windows {
     }
 };
 
-// What is done to rows of x on their way to a product: nothing, or one of these
+// What is done to rows of x on their way to a product: nothing, or one of the first three
 struct Prologue {
     float eps = -1.0f;                 // normalise, unless below 0
     const float* gate = nullptr;       // multiply by gate (B, D), `tokens` rows an image
     int64_t tokens = 1;
     const Windows* windows = nullptr;  // copy from a map
-    bool paired = false;               // and go in pairs, which share rounding: rows of one image
+    bool paired = false;               // they go in pairs, which share rounding: rows of one image
     bool nothing() const { return eps < 0 && !gate && !windows; }
 };
 
@@ -95,7 +94,7 @@ inline void prepare(const float* x, int64_t row, int64_t dim, const Prologue& be
     }
 }
 
-// Rows [first, first + count) of x for a product: x itself, or a copy where something is to be done
+// Rows [first, first + count) of x for a product, x itself or a copy where something is to be done, with the sums of pairs
 inline Rows left_side(const float* x, int64_t first, int64_t count, const Linear& layer, const Prologue& before) {
     static thread_local Scratch of_sums;
     const int64_t dim = layer.inputs;
@@ -119,7 +118,7 @@ inline void for_each_block(const float* x, int64_t rows, const Layer& layer, con
     if (rows == 0) return;
     bool few = rows * loose(layer.inputs) * 4 <= 2 * CACHE;
     int64_t fitting = block_rows(rows, loose(layer.inputs), threads);
-    int64_t many = round_up(rows / (8 * threads) + 1, 2 * ROWS);  // so many that no thread waits long for another
+    int64_t many = round_up(rows / (8 * threads) + 1, PAIR);  // so many that no thread waits long for another
     int64_t block = few ? rows : std::min(fitting, many), wide = PANEL;
     if (before.paired) block = round_up(block, PAIR), wide = 2 * PANEL;  // the same pairs on any number of threads
     int64_t columns = few ? round_up((layer.outputs + threads - 1) / threads, wide) : layer.outputs;

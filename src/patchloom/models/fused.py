@@ -103,9 +103,9 @@ class FusedResidual(nn.Module):
 
 
 def _for_inference(x: Tensor) -> Tensor:
-    if x.requires_grad:
+    if x.requires_grad and torch.is_grad_enabled():
         raise PatchloomError("A fused copy is for inference: take gradients of the network that it was made from.")
-    return x.contiguous()
+    return x.detach().contiguous()
 
 
 class FusedAttention(nn.Module):
@@ -321,7 +321,8 @@ class ConvColumn(FusedColumn):
     def __init__(self, branches: list[FusedConv], int8: bool) -> None:
         super().__init__([native.joined(branch.weights()) for branch in branches], int8)
         self.eps, self.squeezed = branches[0].eps, len(branches[0].squeeze_bias)
-        self.paired = len(branches[0].excite_bias) in PAIRED
+        # a pair's rounding is that of its larger row: rows must be of one size, which LayerNorm sees to
+        self.paired = not int8 and self.eps >= 0 and len(branches[0].excite_bias) in PAIRED
 
     def forward(self, x: Tensor, _: int | None = None) -> Tensor:
         x = _for_inference(x)
@@ -356,7 +357,7 @@ class FusedStem(nn.Module):
         super().__init__()
         self.int8 = form.int8
         layers = [FoldedLinear(*stage.folded(), form) for stage in stages]
-        self.register_buffer("weights", native.joined([part for layer in layers for part in layer.packed()])[None])
+        self.register_buffer("weights", native.joined([part for layer in layers for part in layer.packed()]))
         self.stages = [number for stage in stages for number in stage.window()]
 
     def forward(self, images: Tensor) -> Tensor:

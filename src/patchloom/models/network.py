@@ -177,8 +177,9 @@ class Network(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Network:
         """What `to`, `half`, `cuda` and the like do."""
-        one = next(self.parameters())
-        if self.fused and (fn(one).dtype, fn(one).device) != (one.dtype, one.device):
+        one = next(self.parameters()).new_empty(1, 2, 2, 2)
+        after = fn(one) if self.fused else one
+        if (after.dtype, after.device, after.stride()) != (one.dtype, one.device, one.stride()):
             here = f"{one.dtype} on {one.device}"
             raise PatchloomError(f"A fused copy stays {here}: convert the network that it was made from, then fuse it.")
         return super()._apply(fn, recurse)
@@ -226,9 +227,10 @@ class Network(nn.Module):
     def _tokens(self, images: Tensor, whole: bool) -> tuple[Tensor, TokenLayout]:
         """Tokens before the final norm. Unless `whole`, what only the patches' own outputs need is not computed."""
         layout = self._check_images(images)
-        device = images.device.type
-        if self.fused and torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-            with torch.autocast(device, enabled=False):  # a fused copy has the precision that it was made in
+        if self.fused and _autocast(images):
+            with torch.autocast(
+                images.device.type, enabled=False
+            ):  # a fused copy has the precision that it was made in
                 return self._tokens(images.to(next(self.parameters()).dtype), whole)
         x = self.stem(images)
         if self.positions is not None:
@@ -275,7 +277,8 @@ class Network(nn.Module):
                 f"not {tuple(images.shape)}."
             )
         own = next(self.parameters()).dtype
-        if not images.is_floating_point() or (images.dtype == torch.float64 and own != torch.float64):
+        fitting = images.is_floating_point() and (images.dtype != torch.float64 or own == torch.float64)
+        if not fitting or (self.fused and images.dtype != own and not _autocast(images)):
             raise PatchloomError(f"{config.name} takes normalised images of {own}, not {images.dtype}.")
         size = (images.shape[2], images.shape[3])
         check_divisible(size, config.patch_size, f"An image for {config.name}")
@@ -309,6 +312,11 @@ class Network(nn.Module):
         for tokens in (self.class_token, self.distill_token, self.positions):
             if tokens is not None:
                 trunc_normal(tokens)
+
+
+def _autocast(images: Tensor) -> bool:
+    device = images.device.type
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
 def check_class_names(names: Any, num_classes: int) -> tuple[str, ...]:
