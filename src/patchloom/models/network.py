@@ -228,9 +228,8 @@ class Network(nn.Module):
         """Tokens before the final norm. Unless `whole`, what only the patches' own outputs need is not computed."""
         layout = self._check_images(images)
         if self.fused and _autocast(images):
-            with torch.autocast(
-                images.device.type, enabled=False
-            ):  # a fused copy has the precision that it was made in
+            # a fused copy has the precision that it was made in
+            with torch.autocast(images.device.type, enabled=False):
                 return self._tokens(images.to(next(self.parameters()).dtype), whole)
         x = self.stem(images)
         if self.positions is not None:
