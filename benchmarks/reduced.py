@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
-import openvino
 import torch
 from torch import Tensor
 
@@ -29,6 +28,7 @@ from patchloom.benching.timing import interleaved, ratio
 from patchloom.data.images import read_image, resize_and_crop
 from patchloom.data.mixing import normalise
 from patchloom.exporting.formats import Request, make
+from patchloom.exporting.openvino import import_openvino
 from patchloom.kernels import native
 from patchloom.models.network import Network
 from patchloom.tasks.evaluate import expand_images
@@ -57,8 +57,12 @@ def of_onnx(path: Path) -> Form:
 
 
 def of_openvino(path: Path) -> Form:
-    compiled = openvino.Core().compile_model(
-        path, "CPU", {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+    compiled = (
+        import_openvino()
+        .Core()
+        .compile_model(
+            path, "CPU", {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+        )
     )
     return lambda images: torch.from_numpy(compiled(images.numpy())["logits"])
 

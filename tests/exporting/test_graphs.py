@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +17,7 @@ import patchloom
 from conftest import stir
 from patchloom.errors import PatchloomError
 from patchloom.exporting import export
+from patchloom.exporting.openvino import import_openvino
 from patchloom.models.network import Network
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
@@ -154,11 +159,12 @@ def test_torch_program(name: str, options: dict, tmp_path: Path) -> None:
     ],
 )
 def test_openvino(name: str, int8: bool, tmp_path: Path) -> None:
-    openvino = pytest.importorskip("openvino", reason="openvino is not installed")
+    if find_spec("openvino") is None:
+        pytest.skip("openvino is not installed")
     model = network(name, depth=1)
     report = export(model, "openvino", tmp_path / "a.xml", int8=int8, tolerance=1.0 if int8 else None)
     assert report.bytes == sum((tmp_path / f"a.{kind}").stat().st_size for kind in ("xml", "bin"))
-    core = openvino.Core()
+    core = import_openvino().Core()
     found = core.read_model(tmp_path / "a.xml")
     about = {key: found.get_rt_info(["model_info", key]).astype(str) for key in ("class_names", "mean", "difference")}
     assert json.loads(about["class_names"]) == list(model.class_names or ())
@@ -166,6 +172,27 @@ def test_openvino(name: str, int8: bool, tmp_path: Path) -> None:
     assert float(about["difference"]) == report.difference
     ran = core.compile_model(found, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     check_everywhere(model, lambda x: ran({"input": x})["logits"], tolerance=0.1 if int8 else 1e-5)
+
+
+SILENT = """
+import sys
+
+heard = []
+sys.addaudithook(lambda event, _: event.startswith(("socket.", "os.fork")) and heard.append(event))
+import patchloom
+
+model = patchloom.create_model("deit_nano", depth=1).eval()
+patchloom.exporting.export(model, "openvino", sys.argv[1], int8=True, tolerance=1.0)
+print(heard)
+"""
+
+
+@pytest.mark.skipif(find_spec("nncf") is None, reason="nncf is not installed")
+def test_openvino_reports_nothing_over_the_network(tmp_path: Path) -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "CI"}  # where it reports nothing anyway
+    command = [sys.executable, "-c", SILENT, str(tmp_path / "a.xml")]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
 
 
 def test_the_callers_network_stays_as_it_is(tmp_path: Path) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,13 +19,26 @@ from patchloom.exporting.onnx import to_onnx
 SECTION = "model_info"  # of rt_info, where OpenVINO's own tools keep labels and the like
 
 
+def import_openvino() -> ModuleType:
+    """OpenVINO as if its reports of use were not installed: by default the mere import sends one over the network."""
+    if "openvino" not in sys.modules:
+        reports = "openvino_telemetry"
+        before = {reports: sys.modules[reports]} if reports in sys.modules else {}
+        sys.modules[reports] = None  # type: ignore[assignment]
+        try:
+            return import_module("openvino")
+        finally:
+            del sys.modules[reports]
+            sys.modules.update(before)
+    return sys.modules["openvino"]
+
+
 class OpenvinoFile:
     def __init__(self, request: Request) -> None:
         import onnx
-        import openvino
 
         self.request = request
-        self.core = openvino.Core()
+        self.core = import_openvino().Core()
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "graph.onnx"
             onnx.save(to_onnx(request), path)
@@ -31,11 +47,9 @@ class OpenvinoFile:
         self.model = compressed(model) if request.int8 else model
 
     def write(self, path: Path, found: dict[str, Any]) -> None:
-        import openvino
-
         for key, value in metadata(self.request, found).items():
             self.model.set_rt_info(value, [SECTION, key])
-        openvino.save_model(self.model, path, compress_to_fp16=False)
+        import_openvino().save_model(self.model, path, compress_to_fp16=False)
 
     def open(self, path: Path) -> Runner:
         exact = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
