@@ -6,9 +6,9 @@
 models/fused.py). `no keys`: attention of so many queries times heads without keys and values beside one with them
 (FewQueries of models/fused.py), of 384 channels. `drop rate`: a training step of a DeiT-S block that computes only the
 samples that stochastic depth keeps beside one that computes all (`kept_alone` of layers/residual.py). `talking heads`:
-our kernel beside torch's operators, forward and backward (`attend_fast` of layers/attention.py). `pairs`: blocks of
-PatchConvNet of so many channels with seven products of halves beside eight (PAIRED of models/fused.py). Above 1 the
-rewrite is the faster one; about 1 where the rule chooses the plain form.
+our kernel beside torch's operators, forward and backward (`attend_fast` of layers/attention.py). `pairs`: blocks of so
+many channels with seven products of halves beside eight (PAIRED of models/fused.py). Above 1 the rewrite is the faster
+one; about 1 where the rule chooses the plain form.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def row(
     rule: str, batch: int, plain: Callable[[], object], rewrite: Callable[[], object], rounds: int
 ) -> dict[str, Any]:
     middle, low, high = ratio(interleaved({"plain": plain, "rewrite": rewrite}, rounds), "plain", "rewrite")
-    print(f"{rule:24} batch {batch:2}  {middle:.2f} ({low:.2f} - {high:.2f})", flush=True)
+    print(f"{rule:28} batch {batch:2}  {middle:.2f} ({low:.2f} - {high:.2f})", flush=True)
     return {"model": rule, "peer": "plain form", "batch": batch, "ratio": middle, "low": low, "high": high}
 
 
@@ -93,15 +93,16 @@ def talking(name: str, batch: int, rounds: int) -> dict[str, Any]:
 
 
 @torch.inference_mode()
-def pairs(dim: int, batch: int, rounds: int) -> dict[str, Any]:
-    network = patchloom.fuse(patchloom.create_model("patchconvnet_s60", dim=dim, depth=12).eval())
-    column, x = network.blocks[0], torch.randn(batch, 14, 14, dim)
+def pairs(name: str, dim: int, batch: int, rounds: int) -> dict[str, Any]:
+    heads, grid = ({}, (14, 14)) if name.startswith("patchconvnet") else ({"heads": dim // 64}, (196,))
+    network = patchloom.fuse(patchloom.create_model(name, dim=dim, depth=7, **heads).eval())
+    column, x = network.blocks[0], torch.randn(batch, *grid, dim)
 
     def run(paired: bool) -> Tensor:
         column.paired = paired
         return column(x.clone())
 
-    return row(f"pairs, {dim} channels", batch, lambda: run(False), lambda: run(True), rounds)
+    return row(f"pairs, {name}, {dim}", batch, lambda: run(False), lambda: run(True), rounds)
 
 
 def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -116,8 +117,9 @@ def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         for batch in (1, 8):
             yield talking(name, batch, options.rounds)
     for batch in (1, 8):
-        for dim in (64, 128, 192, 256, 384, 512, 768, 1024):
-            yield pairs(dim, batch, options.rounds)
+        for name in ("deit_small", "cait_s24", "patchconvnet_s60"):
+            for dim in (64, 128, 192, 256, 384, 512, 768, 1024):
+                yield pairs(name, dim, batch, options.rounds)
 
 
 if __name__ == "__main__":

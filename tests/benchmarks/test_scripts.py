@@ -28,7 +28,8 @@ def script(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_choices(monkeypatch: pytest.MonkeyPatch) -> None:
     choices = script("choices", monkeypatch)
     rows = [choices.few_queries(2, 1, 1), choices.no_keys(2, 6, 1, 1), choices.drop_rate(0.4, 2, 1)]
-    rows += [choices.talking("cait_xxs24", 1, 1), choices.pairs(64, 1, 1)]
+    rows += [choices.talking("cait_xxs24", 1, 1), choices.pairs("patchconvnet_s60", 64, 1, 1)]
+    rows += [choices.pairs("cait_s24", 64, 1, 1)]
     assert all(0 < row["low"] <= row["ratio"] <= row["high"] for row in rows)
 
 

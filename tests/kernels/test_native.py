@@ -147,17 +147,29 @@ def packed(layers: list[Tensor], pack: Pack) -> list[Tensor]:
 
 
 @pytest.mark.usefixtures("threads")
-@pytest.mark.parametrize(("images", "tokens", "heads", "width"), [
-    (1, 1, 1, 1), (2, 5, 3, 7), (3, 50, 4, 48), (5, 197, 2, 16),
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize(("images", "tokens", "heads", "width", "hidden"), [
+    (1, 1, 1, 1, 4), (2, 5, 3, 7, 64), (3, 50, 4, 48, 577), (5, 197, 2, 16, 96), (2, 230, 2, 64, 512),
 ])  # fmt: skip
 @pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize("eps", [-1.0, 1e-6])
-@pytest.mark.parametrize(("pack", "tolerance"), [(native.pack, 2e-6), (native.pack_bytes, 0.05)])
+@pytest.mark.parametrize(("pack", "paired", "tolerance"), [
+    (native.pack, False, 2e-6), (native.pack, True, 4e-6), (native.pack_bytes, False, 0.05),
+])  # fmt: skip
 def test_blocks_of_attention(
-    images: int, tokens: int, heads: int, width: int, mixed: bool, eps: float, pack: Pack, tolerance: float
+    images: int,
+    tokens: int,
+    heads: int,
+    width: int,
+    hidden: int,
+    mixed: bool,
+    eps: float,
+    pack: Pack,
+    paired: bool,
+    tolerance: float,
 ) -> None:
     """One branch in a call, with x elsewhere, and two blocks of attention and FFN in one call."""
-    dim, hidden = heads * width, 3 * heads * width + 1
+    dim = heads * width
     x, total = torch.randn(2, images, tokens, dim)
     attention = [layers_of((3 * dim, dim), (dim, dim)) for _ in range(2)]
     ffn = [layers_of((hidden, dim), (dim, hidden)) for _ in range(2)]
@@ -176,16 +188,18 @@ def test_blocks_of_attention(
         want = want + of_ffn(norm(want), second)
         whole = native.whole_mixing(*mixing) if mixed else ()
         rows.append(native.joined([*packed(first, pack), *whole, *packed(second, pack)]))
-    bytes_alone = pack is native.pack_bytes
-    ops.attention_blocks_(x, torch.stack(rows), heads, hidden, mixed, scale, eps, eps, bytes_alone)
+    settings, bytes_alone = (torch.stack(rows), heads, hidden, mixed, scale, eps, eps), pack is native.pack_bytes
+    ops.attention_blocks_(plain := x.clone(), *settings, False, bytes_alone)
+    ops.attention_blocks_(x, *settings, paired, bytes_alone)
     assert_close(x, want.float(), 4 * tolerance)
+    assert torch.equal(x, plain) == (not paired or tokens < 16 or dim % 32 > 0)  # or there is a pair
 
 
 @pytest.mark.parametrize("shape", [(0, 9, 16), (2, 0, 16)])
 def test_blocks_of_attention_of_nothing(shape: tuple[int, int, int]) -> None:
     layers = packed(layers_of((48, 16), (16, 16), (40, 16), (16, 40)), native.pack)
     ops.attention_(torch.zeros(shape), None, *layers[:4], 2, 1.0, 1e-6, [])
-    ops.attention_blocks_(torch.zeros(shape), native.joined(layers)[None], 2, 40, False, 1.0, 1e-6, 1e-6, False)
+    ops.attention_blocks_(torch.zeros(shape), native.joined(layers)[None], 2, 40, False, 1.0, 1e-6, 1e-6, False, False)
 
 
 @pytest.mark.parametrize(("images", "heads", "tokens", "width"), [
@@ -264,7 +278,7 @@ def test_images_on_several_threads_go_through_the_blocks_as_on_one(images: int) 
     weights, start = torch.stack([native.joined(parts) for parts in layers]), torch.randn(images, 21, 16)
 
     def through() -> Tensor:
-        ops.attention_blocks_(x := start.clone(), weights, 2, 40, False, 1.0, 1e-6, 1e-6, False)
+        ops.attention_blocks_(x := start.clone(), weights, 2, 40, False, 1.0, 1e-6, 1e-6, False, False)
         return x
 
     answers = [through() for _ in range(20)]
@@ -320,16 +334,31 @@ def test_conv_branch_of_nothing(shape: tuple[int, int, int]) -> None:
     ops.conv_blocks_(torch.zeros(*shape, 64), *of_conv_branch(ConvBranch(64), native.pack), 1e-6, True, False)
 
 
+def conv_blocks(dim: int) -> Callable[[Tensor], None]:
+    """Three blocks of PatchConvNet, products in pairs."""
+    made = [of_conv_branch(stir(ConvBranch(dim)), native.pack) for _ in range(3)]
+    weights, squeezed = torch.cat([block for block, _ in made]), made[0][1]
+    return lambda x: ops.conv_blocks_(x, weights, squeezed, 1e-6, True, False)
+
+
+def attention_blocks(dim: int) -> Callable[[Tensor], None]:
+    """Three blocks of attention and FFN, products in pairs."""
+    shapes = (3 * dim, dim), (dim, dim), (2 * dim, dim), (dim, 2 * dim)
+    weights = torch.stack([native.joined(packed(layers_of(*shapes), native.pack)) for _ in range(3)])
+    return lambda x: ops.attention_blocks_(x.flatten(1, 2), weights, 4, 2 * dim, False, 0.2, 1e-6, 1e-6, True, False)
+
+
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("side", [14, 29, 40])
-def test_an_image_has_the_same_answer_in_any_batch_on_any_number_of_threads(side: int) -> None:
+@pytest.mark.parametrize("blocks", [conv_blocks, attention_blocks])
+def test_an_image_has_the_same_answer_in_any_batch_on_any_number_of_threads(
+    side: int, blocks: Callable[[int], Callable[[Tensor], None]]
+) -> None:
     """To the bit, though rows in pairs share their rounding: pairs are of one image, and the same ones always."""
-    made = [of_conv_branch(stir(ConvBranch(320)), native.pack) for _ in range(3)]
-    weights, squeezed = torch.cat([block for block, _ in made]), made[0][1]
-    images = torch.randn(5, side, side, 320)
+    run, images = blocks(320), torch.randn(5, side, side, 320)
 
     def through(x: Tensor) -> Tensor:
-        ops.conv_blocks_(x := x.clone(), weights, squeezed, 1e-6, True, False)
+        run(x := x.clone())
         return x
 
     together, alone = through(images), through(images[:1])
@@ -422,7 +451,7 @@ def test_what_a_kernel_cannot_take_is_refused() -> None:
     with pytest.raises(ValueError, match="not those of blocks"):
         ops.conv_blocks_(torch.zeros(1, 2, 2, 16), row, 16, 1e-6, False, False)
     with pytest.raises(ValueError, match="not those of blocks"):
-        ops.attention_blocks_(torch.zeros(1, 4, 16), row, 2, 32, False, 1.0, 1e-6, 1e-6, True)
+        ops.attention_blocks_(torch.zeros(1, 4, 16), row, 2, 32, False, 1.0, 1e-6, 1e-6, False, True)
     with pytest.raises(ValueError, match="all of floats or all of bytes"):
         ops.ffn_(x, None, weight, bias, levels, terms, 32, 1e-6)
 

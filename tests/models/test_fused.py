@@ -273,10 +273,15 @@ def test_it_can_be_fused_again_and_compiled() -> None:
 
 
 @pytest.mark.skipif(not native.available(), reason=str(native.why_not()))
-@pytest.mark.parametrize(("dim", "paired"), [(192, False), (256, True), (384, True), (512, True), (768, False)])
-def test_where_seven_products_pay_they_round_little_more_than_eight(dim: int, paired: bool) -> None:
+@pytest.mark.parametrize(("dim", "paired"), [(96, False), (128, True), (384, True), (768, True)])
+@pytest.mark.parametrize(("name", "options"), [
+    ("patchconvnet_nano", {}), ("cait_nano", {"heads": 4}), ("deit3_nano", {"heads": 4}),
+])  # fmt: skip
+def test_where_seven_products_pay_they_round_little_more_than_eight(
+    name: str, options: dict[str, Any], dim: int, paired: bool
+) -> None:
     """Also with scales of very different sizes."""
-    model = network("patchconvnet_nano", {"dim": dim, "depth": 6, "patch_size": 2})
+    model = network(name, {"dim": dim, "depth": 6, "patch_size": 2, **options})
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("gamma"):
@@ -292,13 +297,15 @@ def test_where_seven_products_pay_they_round_little_more_than_eight(dim: int, pa
 
 
 @pytest.mark.skipif(not native.available(), reason=str(native.why_not()))
-@pytest.mark.parametrize("norm", ["layer", "batch"])
-def test_a_patch_far_larger_than_others_leaves_them_their_rounding(norm: str) -> None:
-    model = network("patchconvnet_nano", {"dim": 384, "depth": 1, "patch_size": 4, "norm": norm}, 64)
+@pytest.mark.parametrize(("name", "options"), [
+    ("patchconvnet_nano", {"norm": "layer"}), ("patchconvnet_nano", {"norm": "batch"}), ("cait_nano", {"heads": 4}),
+])  # fmt: skip
+def test_a_patch_far_larger_than_others_leaves_them_their_rounding(name: str, options: dict[str, Any]) -> None:
+    model = network(name, {"dim": 384, "depth": 1, "patch_size": 4, **options}, 64)
     images = torch.randn(1, 3, 64, 64)
     images[:, :, 16:20, 0:4] *= 1e4
     fused = patchloom.fuse(model)
-    assert fused.blocks[0].paired == (norm == "layer")
+    assert fused.blocks[0].paired == (options.get("norm") != "batch")
     with torch.inference_mode():
         want = copy.deepcopy(model).double().features(images.double()).tokens
         found = [(answer.features(images).tokens - want).norm(dim=-1) / want.norm(dim=-1) for answer in (fused, model)]

@@ -311,7 +311,7 @@ def stem(x: Tensor, weights: Tensor, stages: list[int], int8: bool) -> Tensor:
 
 @_operator(
     "attention_blocks_(Tensor(a!) x, Tensor weights, int heads, int hidden, bool mixed, float scale, float eps, "
-    "float eps_ffn, bool int8) -> ()",
+    "float eps_ffn, bool paired, bool int8) -> ()",
     _nothing,
 )
 def attention_blocks_(
@@ -323,12 +323,13 @@ def attention_blocks_(
     scale: float,
     eps: float,
     eps_ffn: float,
+    paired: bool,
     int8: bool,
 ) -> None:
     """x (B, N, D) goes through blocks of attention and FFN, as `attention_` and `ffn_` compute them.
 
     The weights (blocks, bytes) of each are joined from those of qkv and proj, of `whole_mixing` if heads are mixed, of
-    fc1 and fc2, layers packed and followed by their bias.
+    fc1 and fc2, layers packed and followed by their bias. `paired` as in `conv_blocks_`.
     """
     images, tokens, dim = x.shape
     _check_total(x)
@@ -336,7 +337,7 @@ def attention_blocks_(
     whole = heads + -heads % MIX
     mixing = [(whole * heads,), (heads * heads,), (whole,)] if mixed else []
     _check_blocks(weights, [(dim, 3 * dim), (dim, dim), *mixing, (dim, hidden), (hidden, dim)], int8)
-    shape = (images, tokens, dim, heads, hidden, len(weights), int(mixed))
+    shape = (images, tokens, dim, heads, hidden, len(weights), int(mixed), int(paired))
     _call("attention_blocks", x, shape, weights.data_ptr(), scale, eps, eps_ffn, int8)
 
 

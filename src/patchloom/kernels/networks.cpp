@@ -76,9 +76,7 @@ void expand_and_convolve(const ConvBranch<Layer>& branch, const float* x, int64_
     static thread_local Scratch expanded;
     int64_t tokens = branch.tokens(), dim = branch.dim;
     float* panels = expanded.take(2 * tokens * PANEL);
-    Prologue before{branch.eps};
-    before.paired = branch.paired;
-    auto left = left_side(x, 0, tokens, branch.expand, before);
+    auto left = left_side(x, 0, tokens, branch.expand, {branch.eps, branch.paired});
     for (int64_t column = first; column < last; column += 2 * PANEL) {
         int64_t until = std::min(column + 2 * PANEL, last);
         product(left, branch.expand, column, until, [&](int64_t row, int64_t at, Vec low, Vec high) {
@@ -128,9 +126,7 @@ void add_conv_branch(const ConvBranch<Layer>& branch, float* x, float* work, int
     for (int64_t first = 0; first < dim; first += channels)
         expand_and_convolve(branch, x, first, std::min(first + channels, dim), middle, mean);
     squeeze_excite(branch, mean, gate);
-    Prologue before{-1.0f, gate, tokens};
-    before.paired = branch.paired;
-    add_linear(branch.project, middle, before, tokens, x, threads);
+    add_linear(branch.project, middle, {-1.0f, branch.paired, gate, tokens}, tokens, x, threads);
 }
 
 // Another layer of the same kind
@@ -151,29 +147,33 @@ inline void with_layer(const void* weight, const float* bias, int64_t inputs, in
 inline Vec hidden_gelu(const Linear&, Vec x) { return gelu(x); }
 inline Vec hidden_gelu(const ByteLinear&, Vec x) { return rough_gelu(x); }
 
-inline Rows hidden_rows(float* middle, int64_t stride, int64_t count, const Linear&) { return {middle, stride, count}; }
+inline Rows hidden_rows(float* middle, int64_t stride, int64_t count, const Linear& layer, bool paired) {
+    Rows rows{middle, stride, count};
+    if (paired) pair_up(rows, layer.inputs);
+    return rows;
+}
 
-inline ByteRows hidden_rows(float* middle, int64_t stride, int64_t count, const ByteLinear& layer) {
+inline ByteRows hidden_rows(float* middle, int64_t stride, int64_t count, const ByteLinear& layer, bool) {
     ByteRows rows = room_for_rows(count, layer.inputs);
     for (int64_t r = 0; r < count; r++) quantise(rows, r, middle + r * stride, layer.inputs);
     return rows;
 }
 
-// total (rows, dim) += fc2(GELU(fc1(norm(x)))), a block of rows at a time
+// total (rows, dim) += fc2(GELU(fc1(before(x)))), a block of rows at a time
 template <class Layer>
-void add_ffn(const Layer& fc1, const Layer& fc2, const float* x, float* total, int64_t rows, float eps, int threads) {
-    if (rows == 0) return;
+void add_ffn(const Layer& fc1, const Layer& fc2, const float* x, float* total, int64_t rows, const Prologue& before,
+             int threads) {
     int64_t hidden = fc1.outputs, dim = fc2.outputs, wide = loose(hidden);
-    int64_t block = block_rows(rows, loose(fc1.inputs) + wide, threads);
+    Blocks blocks = blocks_of(rows, loose(fc1.inputs) + wide, before.paired, threads);
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
-    for (int64_t first = 0; first < rows; first += block) {
+    for (int64_t i = 0; i < blocks.count; i++) {
         static thread_local Scratch middles;
-        int64_t count = std::min(block, rows - first);
-        float* middle = middles.take(block * wide);
-        product(left_side(x, first, count, fc1, {eps}), fc1, 0, hidden, [&](int64_t row, int64_t column, Vec low, Vec high) {
+        int64_t first = blocks.first(i), count = blocks.first(i + 1) - first;
+        float* middle = middles.take(count * wide);
+        product(left_side(x, first, count, fc1, before), fc1, 0, hidden, [&](int64_t row, int64_t column, Vec low, Vec high) {
             write<false>(middle + row * wide, column, hidden, hidden_gelu(fc2, low), hidden_gelu(fc2, high));
         });
-        product(hidden_rows(middle, wide, count, fc2), fc2, 0, dim, [&](int64_t row, int64_t column, Vec low, Vec high) {
+        product(hidden_rows(middle, wide, count, fc2, before.paired), fc2, 0, dim, [&](int64_t row, int64_t column, Vec low, Vec high) {
             write<true>(total + (first + row) * dim, column, dim, low, high);
         });
     }
@@ -202,20 +202,20 @@ void attend_all(const Heads& q, const Heads& k, const Heads& v, const Heads& out
     }
 }
 
-// total (N, D) += proj(attention(qkv(norm(x)))), of one image
+// total (N, D) += proj(attention(qkv(before(x)))), of one image
 template <class Layer>
 void add_attention(const Layer& qkv, const Layer& proj, const float* x, float* total, const Shape& shape,
-                   const Mixing& mixing, float eps, int threads) {
+                   const Mixing& mixing, const Prologue& before, int threads) {
     static thread_local Scratch memory;
     int64_t tokens = shape.queries, dim = proj.outputs, wide = loose(3 * dim);
     float *projected = memory.take(tokens * (wide + dim)), *attended = projected + tokens * wide;
-    for_each_block(x, tokens, qkv, {eps}, threads, [&](int64_t row, int64_t column, Vec low, Vec high) {
+    for_each_block(x, tokens, qkv, before, threads, [&](int64_t row, int64_t column, Vec low, Vec high) {
         write<false>(projected + row * wide, column, 3 * dim, low, high);
     });
     auto heads = [&](int64_t i) { return Heads{projected + i * dim, 0, shape.width, wide}; };
     attend_all(heads(0), heads(1), heads(2), {attended, 0, shape.width, dim}, shape, mixing,
                of_bytes(qkv) && !mixing.before, threads);
-    add_linear(proj, attended, {}, tokens, total, threads);
+    add_linear(proj, attended, {-1.0f, before.paired}, tokens, total, threads);
 }
 
 // The weights of blocks one after another, each part from a multiple of 64 bytes on
@@ -263,11 +263,12 @@ void run_attention_blocks(float* x, const int64_t* shape, Parts weights, float s
         weights.take(block.fc1, dim, hidden), weights.take(block.fc2, hidden, dim);
     }
     Shape one{1, heads, tokens, tokens, dim / heads};
+    Prologue before{eps, bool(shape[7])}, before_ffn{eps_ffn, bool(shape[7])};
     for_each_image(shape[0], shape[5], threads, [&](int64_t i, int64_t image, int helping) {
         const auto& block = blocks[i];
         float* here = x + image * tokens * dim;
-        add_attention(block.qkv, block.proj, here, here, one, block.mixing, eps, helping);
-        add_ffn(block.fc1, block.fc2, here, here, tokens, eps_ffn, helping);
+        add_attention(block.qkv, block.proj, here, here, one, block.mixing, before, helping);
+        add_ffn(block.fc1, block.fc2, here, here, tokens, before_ffn, helping);
     });
 }
 
@@ -376,7 +377,7 @@ void patchloom_stem(const float* images, float* out, float* work, const int64_t*
 void patchloom_ffn(const float* x, float* total, int64_t rows, int64_t dim, int64_t hidden, const void* weight1,
                    const float* bias1, const void* weight2, const float* bias2, float eps, int bytes, int threads) {
     with_layer(weight1, bias1, dim, hidden, bytes, [&](auto fc1) {
-        add_ffn(fc1, like(fc1, weight2, bias2, hidden, dim), x, total, rows, eps, threads);
+        add_ffn(fc1, like(fc1, weight2, bias2, hidden, dim), x, total, rows, {eps}, threads);
     });
 }
 
@@ -398,13 +399,14 @@ void patchloom_attention_branch(const float* x, float* total, const int64_t* sha
         auto last = like(layer, proj, proj_bias, dim, dim);
         for_each_image(shape[0], 1, threads, [&](int64_t, int64_t i, int helping) {
             int64_t at = i * tokens * dim;
-            add_attention(layer, last, x + at, total + at, one, {before, after, shift, scale}, eps, helping);
+            add_attention(layer, last, x + at, total + at, one, {before, after, shift, scale}, {eps}, helping);
         });
     });
 }
 
 // x (B, N, D) goes through blocks of attention and FFN in place. `shape` is B, N, D, H, hidden, blocks, whether heads are
-// mixed; `weights` are those of qkv, proj, before, after and shift if mixed, fc1 and fc2 of each block, layers with their bias.
+// mixed, whether products go in pairs; `weights` are those of qkv, proj, before, after and shift if mixed, fc1 and fc2 of
+// each block, layers with their bias.
 void patchloom_attention_blocks(float* x, const int64_t* shape, const char* weights, float scale, float eps, float eps_ffn,
                                 int bytes, int threads) {
     auto run = bytes ? run_attention_blocks<ByteLinear> : run_attention_blocks<Linear>;
@@ -461,7 +463,7 @@ void patchloom_cross_patch(float* x, const int64_t* shape, const float* weight, 
 void patchloom_gated_linear(const float* x, const float* gate, float* total, int64_t rows, int64_t tokens,
                             const void* weight, const float* bias, int64_t inputs, int64_t outputs, int bytes, int threads) {
     with_layer(weight, bias, inputs, outputs, bytes,
-               [&](auto layer) { add_linear(layer, x, {-1.0f, gate, tokens}, rows, total, threads); });
+               [&](auto layer) { add_linear(layer, x, {-1.0f, false, gate, tokens}, rows, total, threads); });
 }
 
 // x (B, height, width, D) goes through PatchConvNet's blocks in place. `shape` is B, height, width, D, channels squeezed to,

@@ -22,22 +22,29 @@ constexpr int64_t PAIR = 2 * ROWS;  // rows of a pair of tiles
 namespace {
 
 // total += R rows times a panel, or the first half of one. Element (r, k) of the left side is at r * side + k, of a
-// transposed one at r + k * side; row k of the panel at k * stride.
-template <int R, bool HALF, bool TRANSPOSED>
-__attribute__((noinline)) void multiply_rows(Vec (*total)[2], const float* left, int64_t side, const float* right,
-                                             int64_t stride, int64_t depth) {
+// transposed one at r + k * side; `panel(i)` gives the vector from float i of the panel on, whose rows are `stride` apart.
+template <int R, bool HALF, bool TRANSPOSED, class Panel>
+inline __attribute__((always_inline)) void add_product(Vec (&total)[R][2], const float* left, int64_t side, int64_t stride,
+                                                       int64_t depth, Panel panel) {
     const int64_t row = TRANSPOSED ? 1 : side, step = TRANSPOSED ? side : 1;
-    Vec sums[R][2];
-    std::memcpy(sums, total, sizeof sums);
     for (int64_t k = 0; k < depth; k++) {
-        Vec low = load(right + k * stride), high = HALF ? low : load(right + k * stride + LANES);
+        Vec low = panel(k * stride), high = HALF ? low : panel(k * stride + LANES);
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
             float x = left[r * row + k * step];
-            sums[r][0] += x * low;
-            if (!HALF) sums[r][1] += x * high;
+            total[r][0] += x * low;
+            if (!HALF) total[r][1] += x * high;
         }
     }
+}
+
+// The same on a tile in memory
+template <int R, bool HALF, bool TRANSPOSED>
+__attribute__((noinline)) void multiply_rows(Vec (*total)[2], const float* left, int64_t side, const float* right,
+                                             int64_t stride, int64_t depth) {
+    Vec sums[R][2];
+    std::memcpy(sums, total, sizeof sums);
+    add_product<R, HALF, TRANSPOSED>(sums, left, side, stride, depth, [=](int64_t i) { return load(right + i); });
     std::memcpy(total, sums, sizeof sums);
 }
 
@@ -108,44 +115,58 @@ inline void sum_tiles(const float* left, int64_t stride, int64_t half, float* to
         }
 }
 
-// T1 = B12 - B11, T2 = B22 - T1, T3 = B22 - B12 and T4 = B21 - T2 of two panels, halves of `size` floats
-inline void sum_panels(const float* panel, const float* beside, int64_t size, float* to) {
-    for (int64_t i = 0; i < size; i += LANES) {
-        Vec b12 = load(beside + i), b22 = load(beside + size + i), t1 = b12 - load(panel + i), t2 = b22 - t1;
-        store(to + i, t1), store(to + size + i, t2);
-        store(to + 2 * size + i, b22 - b12), store(to + 3 * size + i, load(panel + size + i) - t2);
-    }
+// Rows with the sums of their pairs, if there are halves of whole vectors
+inline void pair_up(Rows& rows, int64_t depth) {
+    static thread_local Scratch memory;
+    if (depth % (2 * LANES)) return;
+    float* sums = memory.take(rows.count * depth);
+    rows.sums = sums;
+    for (int64_t row = 0; row < rows.paired(); row += PAIR)
+        sum_tiles(rows.at + row * rows.stride, rows.stride, depth / 2, sums + row * depth);
 }
 
-// A pair of tiles times a pair of panels, whose sums are `terms`
-template <class Finish>
-inline void multiply_pair(const float* left, int64_t stride, const float* sums, const float* panel, const float* beside,
-                          const float* terms, int64_t half, const Vec* bias, Finish finish) {
+// A pair of tiles times a pair of panels. T1 = B12 - B11, T2 = B22 - T1, T3 = B22 - B12 and T4 = B21 - T2 are at `terms`: the
+// FIRST pair of tiles makes them as it goes, for vector units that add are idle while others multiply.
+template <bool FIRST, class Finish>
+__attribute__((noinline)) void multiply_pair(const float* left, int64_t stride, const float* sums, const float* panel,
+                                             const float* beside, float* terms, int64_t half, const Vec* bias,
+                                             Finish finish) {
+    typedef Vec Sums[ROWS][2];
     const int64_t size = half * PANEL, step = ROWS * half;
     const float* below = left + ROWS * stride;
-    Tile<ROWS> c11, c12, c21, p5;
-    auto add = [&](Tile<ROWS>& total, const float* rows, int64_t side, const float* right) {
-        multiply_rows<ROWS, false, false>(total.at, rows, side, right, PANEL, half);
+    auto add = [=](Sums& total, const float* rows, int64_t side, const float* right) __attribute__((always_inline)) {
+        add_product<ROWS, false, false>(total, rows, side, PANEL, half, [=](int64_t i) { return load(right + i); });
     };
-    c11.start(Vec{}, Vec{}), p5.start(Vec{}, Vec{});
-    add(c11, left, stride, panel);  // A11 B11
-    c12 = c11;
-    add(c11, left + half, stride, panel + size);  // + A12 B21
-    add(c12, sums + step, half, terms + size);    // A11 B11 + S2 T2
-    c21 = c12;
-    add(c21, sums + 2 * step, half, terms + 2 * size);  // + S3 T3
-    add(p5, sums, half, terms);                         // S1 T1
-    for (int r = 0; r < ROWS; r++) {
-        finish(r, 0, c11.at[r][0] + bias[0], c11.at[r][1] + bias[1]);
-        finish(ROWS + r, PANEL, c21.at[r][0] + p5.at[r][0] + bias[2], c21.at[r][1] + p5.at[r][1] + bias[3]);
-        for (int side = 0; side < 2; side++) c12.at[r][side] += p5.at[r][side];
-    }
-    add(c12, sums + 3 * step, half, beside + size);    // + S4 B22
-    add(c21, below + half, stride, terms + 3 * size);  // + A22 T4
-    for (int r = 0; r < ROWS; r++) {
-        finish(r, PANEL, c12.at[r][0] + bias[2], c12.at[r][1] + bias[3]);
-        finish(ROWS + r, 0, c21.at[r][0] + bias[0], c21.at[r][1] + bias[1]);
-    }
+    auto add_term = [=](Sums& total, const float* rows, int64_t side, int64_t number, const float* right, const float* minus)
+        __attribute__((always_inline)) {
+        float* term = terms + (number - 1) * size;
+        if (!FIRST) return add(total, rows, side, term);
+        add_product<ROWS, false, false>(total, rows, side, PANEL, half, [=](int64_t i) {
+            Vec difference = load(right + i) - load(minus + i);
+            store(term + i, difference);
+            return difference;
+        });
+    };
+    auto done = [&](int64_t row, int64_t side, const Sums& total) __attribute__((always_inline)) {
+        for (int r = 0; r < ROWS; r++)
+            finish(row + r, side * PANEL, total[r][0] + bias[2 * side], total[r][1] + bias[2 * side + 1]);
+    };
+    Sums total = {}, start, middle, other = {};
+    add(total, left, stride, panel);                                       // A11 B11
+    std::memcpy(start, total, sizeof start);
+    add(total, left + half, stride, panel + size);                         // + A12 B21
+    done(0, 0, total);                                                     // = C11
+    add_term(other, sums, half, 1, beside, panel);                         // S1 T1
+    add_term(start, sums + step, half, 2, beside + size, terms);           // A11 B11 + S2 T2
+    std::memcpy(middle, start, sizeof middle);
+    add_term(start, sums + 2 * step, half, 3, beside + size, beside);      // A11 B11 + S2 T2 + S3 T3
+    for (int r = 0; r < ROWS; r++)
+        for (int i = 0; i < 2; i++) total[r][i] = start[r][i] + other[r][i], middle[r][i] += other[r][i];
+    done(ROWS, 1, total);                                                  // + S1 T1 = C22
+    add_term(start, below + half, stride, 4, panel + size, terms + size);  // + A22 T4
+    done(ROWS, 0, start);                                                  // = C21
+    add(middle, sums + 3 * step, half, beside + size);                     // A11 B11 + S2 T2 + S1 T1 + S4 B22
+    done(0, 1, middle);                                                    // = C12
 }
 
 // The pairs among the rows, times the panels of columns [first, last), which go in pairs too
@@ -158,10 +179,11 @@ inline void product_of_pairs(const Rows& left, const Linear& layer, int64_t firs
         const float *panel = layer.weight + column * depth, *beside = panel + PANEL * depth;
         Vec bias[4] = {};
         for (int i = 0; layer.bias && i < 4; i++) bias[i] = load(layer.bias + column + i * LANES);
-        sum_panels(panel, beside, half * PANEL, terms);
-        for (int64_t row = 0; row < left.paired(); row += PAIR)
-            multiply_pair(left.at + row * left.stride, left.stride, left.sums + row * depth, panel, beside, terms, half, bias,
-                          [&](int64_t r, int64_t c, Vec low, Vec high) { finish(row + r, column + c, low, high); });
+        for (int64_t row = 0; row < left.paired(); row += PAIR) {
+            auto done = [&](int64_t r, int64_t c, Vec low, Vec high) { finish(row + r, column + c, low, high); };
+            auto run = row ? multiply_pair<false, decltype(done)> : multiply_pair<true, decltype(done)>;
+            run(left.at + row * left.stride, left.stride, left.sums + row * depth, panel, beside, terms, half, bias, done);
+        }
     }
 }
 

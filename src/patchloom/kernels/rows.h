@@ -36,12 +36,22 @@ inline void normalise(const float* x, float* out, int64_t dim, float eps) {
     for (int64_t i = whole; i < dim; i++) out[i] = (x[i] - mean) * factor;
 }
 
-// Rows in one block, the same for every thread: as many as fit the cache, and enough to read the weights seldom. Where there
-// are few blocks they are equal, so that no thread waits for another.
-inline int64_t block_rows(int64_t rows, int64_t floats_a_row, int threads) {
-    int64_t fitting = std::max<int64_t>(CACHE / 4 / floats_a_row / ROWS, 8) * ROWS, share = (rows + threads - 1) / threads;
-    int64_t blocks = (share + fitting - 1) / fitting, block = (share + blocks - 1) / blocks;
-    return blocks < 4 ? block : round_up(block, ROWS);
+// Rows in blocks, of which threads take one after another
+struct Blocks {
+    int64_t rows, size, count;
+    int64_t first(int64_t block) const { return block < count ? block * size : rows; }
+};
+
+// Blocks of at most `most` rows: as many as fit the cache, and enough to read the weights, and to make the terms of pairs,
+// seldom. Where there are few blocks they are equal, so that no thread waits for another. Pairs are the same on any number
+// of threads; the rows that are left go with the last block.
+inline Blocks blocks_of(int64_t rows, int64_t floats_a_row, bool paired, int threads, int64_t most = INT64_MAX) {
+    if (rows == 0) return {0, 1, 0};
+    int64_t unit = paired && rows >= PAIR ? PAIR : 1, units = rows / unit, share = divide_up(units, threads);
+    int64_t fitting = std::max<int64_t>(CACHE / 4 / floats_a_row / ROWS, paired ? 12 : 8) * ROWS;
+    int64_t parts = divide_up(share * unit, fitting), size = divide_up(share, parts) * unit;
+    size = std::min(parts < 4 ? size : round_up(size, ROWS), most);
+    return {rows, size, divide_up(units * unit, size)};
 }
 
 // Floats from one row of a buffer to the next: room for AT_ONCE, and no power of two, which would put all rows into the same
@@ -69,13 +79,13 @@ struct Windows {
     }
 };
 
-// What is done to rows of x on their way to a product: nothing, or one of the first three
+// What is done to rows of x on their way to a product
 struct Prologue {
     float eps = -1.0f;                 // normalise, unless below 0
-    const float* gate = nullptr;       // multiply by gate (B, D), `tokens` rows an image
+    bool paired = false;               // they go in pairs, which share rounding: rows of one image, of one size
+    const float* gate = nullptr;       // or multiply by gate (B, D), `tokens` rows an image
     int64_t tokens = 1;
-    const Windows* windows = nullptr;  // copy from a map
-    bool paired = false;               // they go in pairs, which share rounding: rows of one image
+    const Windows* windows = nullptr;  // or copy from a map
     bool nothing() const { return eps < 0 && !gate && !windows; }
 };
 
@@ -96,17 +106,11 @@ inline void prepare(const float* x, int64_t row, int64_t dim, const Prologue& be
 
 // Rows [first, first + count) of x for a product, x itself or a copy where something is to be done, with the sums of pairs
 inline Rows left_side(const float* x, int64_t first, int64_t count, const Linear& layer, const Prologue& before) {
-    static thread_local Scratch of_sums;
     const int64_t dim = layer.inputs;
-    const bool paired = before.paired && dim % (2 * LANES) == 0;
-    float* sums = paired ? of_sums.take(count * dim) : nullptr;
     float* buffer = before.nothing() ? nullptr : scratch.take(count * loose(dim));
-    Rows rows{buffer ? buffer : x + first * dim, buffer ? loose(dim) : dim, count, sums};
-    for (int64_t r = 0; r < count; r++) {
-        if (buffer) prepare(x, first + r, dim, before, buffer + r * rows.stride);
-        int64_t start = r + 1 - PAIR;
-        if (paired && start % PAIR == 0) sum_tiles(rows.at + start * rows.stride, rows.stride, dim / 2, sums + start * dim);
-    }
+    Rows rows{buffer ? buffer : x + first * dim, buffer ? loose(dim) : dim, count};
+    for (int64_t r = 0; buffer && r < count; r++) prepare(x, first + r, dim, before, buffer + r * rows.stride);
+    if (before.paired) pair_up(rows, dim);
     return rows;
 }
 
@@ -115,19 +119,16 @@ inline Rows left_side(const float* x, int64_t first, int64_t count, const Linear
 template <class Layer, class Finish>
 inline void for_each_block(const float* x, int64_t rows, const Layer& layer, const Prologue& before, int threads,
                            Finish finish) {
-    if (rows == 0) return;
-    bool few = rows * loose(layer.inputs) * 4 <= 2 * CACHE;
-    int64_t fitting = block_rows(rows, loose(layer.inputs), threads);
+    const int64_t wide = loose(layer.inputs), outputs = layer.outputs;
+    const bool few = rows * wide * 4 <= 4 * CACHE;
     int64_t many = round_up(rows / (8 * threads) + 1, PAIR);  // so many that no thread waits long for another
-    int64_t block = few ? rows : std::min(fitting, many), wide = PANEL;
-    if (before.paired) block = round_up(block, PAIR), wide = 2 * PANEL;  // the same pairs on any number of threads
-    int64_t columns = few ? round_up((layer.outputs + threads - 1) / threads, wide) : layer.outputs;
-    int64_t blocks = (rows + block - 1) / block, ranges = (layer.outputs + columns - 1) / columns;
+    Blocks blocks = few ? Blocks{rows, rows, rows > 0} : blocks_of(rows, wide, before.paired, threads, many);
+    int64_t columns = few ? round_up(divide_up(outputs, threads), before.paired ? 2 * PANEL : PANEL) : outputs;
+    int64_t ranges = divide_up(outputs, columns);
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
-    for (int64_t i = 0; i < blocks * ranges; i++) {
-        int64_t first = i / ranges * block, from = i % ranges * columns;
-        auto left = left_side(x, first, std::min(block, rows - first), layer, before);
-        product(left, layer, from, std::min(from + columns, layer.outputs),
+    for (int64_t i = 0; i < blocks.count * ranges; i++) {
+        int64_t first = blocks.first(i / ranges), until = blocks.first(i / ranges + 1), from = i % ranges * columns;
+        product(left_side(x, first, until - first, layer, before), layer, from, std::min(from + columns, outputs),
                 [&](int64_t row, int64_t column, Vec low, Vec high) { finish(first + row, column, low, high); });
     }
 }

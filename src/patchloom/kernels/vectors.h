@@ -26,7 +26,8 @@ namespace {
 inline Vec load(const float* p) { return *reinterpret_cast<const LooseVec*>(p); }
 inline void store(float* p, Vec x) { *reinterpret_cast<LooseVec*>(p) = x; }
 inline Vec fill(float x) { return x - Vec{}; }
-inline int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+inline int64_t divide_up(int64_t n, int64_t by) { return (n + by - 1) / by; }
+inline int64_t round_up(int64_t n, int64_t step) { return divide_up(n, step) * step; }
 
 // larger, smaller: the processor's own, b where one of them is no number. inverse: one over x, to a unit or two in the last
 // place. multiply_bytes: the sums of two adjacent products each, of bytes that are unsigned in a and signed in b. add_pairs:
@@ -38,6 +39,8 @@ inline Vec inverse(Vec x) {
     Vec near = (Vec)_mm512_rcp14_ps((__m512)x);
     return near * (2.0f - x * near);
 }
+inline float sum_lanes(Vec x) { return _mm512_reduce_add_ps((__m512)x); }
+inline float largest_lane(Vec x) { return _mm512_reduce_max_ps((__m512)x); }
 inline ShortVec multiply_bytes(ByteVec a, ByteVec b) { return (ShortVec)_mm512_maddubs_epi16((__m512i)a, (__m512i)b); }
 inline IntVec add_pairs(ShortVec x) { return (IntVec)_mm512_madd_epi16((__m512i)x, _mm512_set1_epi16(1)); }
 #else
@@ -59,6 +62,19 @@ inline Vec smaller(Vec a, Vec b) {
     return by_registers<Vec, __m256>(a, b, [](__m256 x, __m256 y) { return _mm256_min_ps(x, y); });
 }
 inline Vec inverse(Vec x) { return 1.0f / x; }
+
+inline float sum_lanes(Vec x) {
+    float total = 0;
+    for (int i = 0; i < LANES; i++) total += x[i];
+    return total;
+}
+
+inline float largest_lane(Vec x) {
+    float best = x[0];
+    for (int i = 1; i < LANES; i++) best = std::max(best, x[i]);
+    return best;
+}
+
 inline ShortVec multiply_bytes(ByteVec a, ByteVec b) {
     return by_registers<ShortVec, __m256i>(a, b, [](__m256i x, __m256i y) { return _mm256_maddubs_epi16(x, y); });
 }
@@ -79,18 +95,6 @@ inline IntVec add_products(IntVec total, ByteVec a, ByteVec b, ByteVec c, ByteVe
     return total + add_pairs(multiply_bytes(a, b) + multiply_bytes(c, d));
 }
 #endif
-
-inline float sum_lanes(Vec x) {
-    float total = 0;
-    for (int i = 0; i < LANES; i++) total += x[i];
-    return total;
-}
-
-inline float largest_lane(Vec x) {
-    float best = x[0];
-    for (int i = 1; i < LANES; i++) best = std::max(best, x[i]);
-    return best;
-}
 
 // exp(x) for x <= 0, to two units in the last place: 2^n * e^r with |r| <= ln(2) / 2
 inline Vec exp_negative(Vec x) {
@@ -121,7 +125,7 @@ inline Vec rough_exp_negative(Vec x) {
 }
 
 // The exact GELU, to float rounding: x (1/2 + z P(z^2) / Q(z^2)) with z = x up to 5.4, where that is x or next to nothing
-inline Vec gelu(Vec x) {
+inline __attribute__((always_inline)) Vec gelu(Vec x) {
     x = larger(fill(-5.4f), x);  // the second is kept if it is no number
     Vec z = smaller(x, fill(5.4f));
     Vec s = z * z;

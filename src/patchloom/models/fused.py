@@ -309,20 +309,21 @@ class FusedColumn(nn.Module):
 
     weights: Tensor
 
-    def __init__(self, weights: list[Tensor], int8: bool) -> None:
+    def __init__(self, weights: list[list[Tensor]], dim: int, int8: bool, *eps: float) -> None:
         super().__init__()
         self.int8 = int8
-        self.register_buffer("weights", torch.stack(weights))
+        # a pair's rounding is that of its larger row: rows must be of one size, which LayerNorm sees to
+        self.paired = not int8 and min(eps) >= 0 and dim >= PAIRED
+        self.register_buffer("weights", torch.stack([native.joined(block) for block in weights]))
 
 
 class ConvColumn(FusedColumn):
     """PatchConvNet's blocks."""
 
     def __init__(self, branches: list[FusedConv], int8: bool) -> None:
-        super().__init__([native.joined(branch.weights()) for branch in branches], int8)
-        self.eps, self.squeezed = branches[0].eps, len(branches[0].squeeze_bias)
-        # a pair's rounding is that of its larger row: rows must be of one size, which LayerNorm sees to
-        self.paired = not int8 and self.eps >= 0 and len(branches[0].excite_bias) in PAIRED
+        first = branches[0]
+        super().__init__([branch.weights() for branch in branches], len(first.excite_bias), int8, first.eps)
+        self.eps, self.squeezed = first.eps, len(first.squeeze_bias)
 
     def forward(self, x: Tensor, _: int | None = None) -> Tensor:
         x = _for_inference(x)
@@ -334,8 +335,10 @@ class AttentionColumn(FusedColumn):
     """Blocks of attention, plain or with talking heads, and FFN."""
 
     def __init__(self, blocks: list[tuple[FusedAttention, FusedFFN]], int8: bool) -> None:
-        super().__init__([native.joined([*first.weights(), *second.weights()]) for first, second in blocks], int8)
-        self.alike = self.settings(*blocks[0])
+        weights = [[*first.weights(), *second.weights()] for first, second in blocks]
+        attention, ffn = blocks[0]
+        super().__init__(weights, attention.proj.outputs, int8, attention.eps, ffn.eps)
+        self.alike = self.settings(attention, ffn)
 
     @staticmethod
     def settings(first: FusedAttention, second: FusedFFN) -> tuple[int, int, bool, float, float, float]:
@@ -344,7 +347,7 @@ class AttentionColumn(FusedColumn):
 
     def forward(self, x: Tensor, _: int | None = None) -> Tensor:
         x = _for_inference(x)
-        torch.ops.patchloom.attention_blocks_(x, self.weights, *self.alike, self.int8)
+        torch.ops.patchloom.attention_blocks_(x, self.weights, *self.alike, self.paired, self.int8)
         return x
 
 
@@ -402,7 +405,7 @@ def stages_of(stem: nn.Module) -> list[Stage] | None:
     return stages
 
 
-PAIRED = range(256, 513)  # channels; with fewer or more, seven products cost what eight do (benchmarks/choices.py)
+PAIRED = 128  # channels; with fewer, seven products cost what eight do (benchmarks/choices.py)
 FEW_QUERIES = 8  # below, packing all keys for them costs what it gains or more (benchmarks/choices.py)
 _FUSED: dict[type[nn.Module], type[nn.Module]] = {
     SelfAttention: FusedAttention,
