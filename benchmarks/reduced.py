@@ -28,7 +28,7 @@ from patchloom.benching.timing import interleaved, ratio
 from patchloom.data.images import read_image, resize_and_crop
 from patchloom.data.mixing import normalise
 from patchloom.exporting.formats import Request, make
-from patchloom.exporting.openvino import import_openvino
+from patchloom.exporting.openvino import import_silently
 from patchloom.kernels import native
 from patchloom.models.network import Network
 from patchloom.tasks.evaluate import expand_images
@@ -58,7 +58,7 @@ def of_onnx(path: Path) -> Form:
 
 def of_openvino(path: Path) -> Form:
     compiled = (
-        import_openvino()
+        import_silently("openvino")
         .Core()
         .compile_model(
             path, "CPU", {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}

@@ -283,13 +283,14 @@ def test_where_seven_products_pay_they_round_little_more_than_eight(
     """Also with scales of very different sizes."""
     model = network(name, {"dim": dim, "depth": 6, "patch_size": 2, **options})
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith("gamma"):
+        for key, parameter in model.named_parameters():
+            if key.endswith("gamma"):
                 parameter.copy_(10 ** torch.empty_like(parameter).uniform_(-4, 0))
     images = torch.randn(4, 3, 32, 32)
     fused = patchloom.fuse(model)
     assert fused.blocks[0].paired == paired
     assert not patchloom.fuse(model, int8=True).blocks[0].paired
+    assert not patchloom.fuse(model, paired=False).blocks[0].paired
     with torch.inference_mode():
         want = copy.deepcopy(model).double()(images.double())
         errors = [float((answer(images) - want).abs().max()) for answer in (fused, model)]
@@ -310,6 +311,25 @@ def test_a_patch_far_larger_than_others_leaves_them_their_rounding(name: str, op
         want = copy.deepcopy(model).double().features(images.double()).tokens
         found = [(answer.features(images).tokens - want).norm(dim=-1) / want.norm(dim=-1) for answer in (fused, model)]
     assert float(found[0].max()) < 4 * float(found[1].max()) + 1e-6
+
+
+@pytest.mark.skipif(not native.available(), reason=str(native.why_not()))
+def test_a_token_with_huge_hidden_activations_costs_its_neighbour_little() -> None:
+    """LayerNorm is before an FFN, not inside it: a direction that fc1 makes a thousand times larger is one token's."""
+    model = network("cait_nano", {"dim": 384, "heads": 4, "depth": 1, "patch_size": 4}, 64)
+    images, fc1, seen = torch.randn(1, 3, 64, 64), model.blocks[0].ffn.branches[0].fn.fc1, []
+    with fc1.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0][0, 37])):
+        model(images)
+    with torch.no_grad():
+        fc1.weight.add_(1e3 * torch.randn(len(fc1.weight), 1) * seen[0] / seen[0].square().sum())
+    with torch.inference_mode():
+        want = copy.deepcopy(model).double().features(images.double()).tokens
+        found, plain = (
+            (patchloom.fuse(model, paired=paired).features(images).tokens - want).norm(dim=-1) / want.norm(dim=-1)
+            for paired in (True, False)
+        )
+    assert float(found.max()) < 1e-4
+    assert float(found.median()) < 4 * float(plain.median()) + 1e-6
 
 
 def test_an_image_that_has_gradients_elsewhere_is_answered_without() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 from importlib import import_module
@@ -19,18 +18,16 @@ from patchloom.exporting.onnx import to_onnx
 SECTION = "model_info"  # of rt_info, where OpenVINO's own tools keep labels and the like
 
 
-def import_openvino() -> ModuleType:
-    """OpenVINO as if its reports of use were not installed: by default the mere import sends one over the network."""
-    if "openvino" not in sys.modules:
-        reports = "openvino_telemetry"
-        before = {reports: sys.modules[reports]} if reports in sys.modules else {}
-        sys.modules[reports] = None  # type: ignore[assignment]
-        try:
-            return import_module("openvino")
-        finally:
-            del sys.modules[reports]
-            sys.modules.update(before)
-    return sys.modules["openvino"]
+def import_silently(name: str) -> ModuleType:
+    """OpenVINO or NNCF as if their reports of use were not installed: the mere import sends one over the network."""
+    reports = "openvino_telemetry"
+    before = {reports: sys.modules[reports]} if reports in sys.modules else {}
+    sys.modules[reports] = None  # type: ignore[assignment]
+    try:
+        return import_module(name)
+    finally:
+        del sys.modules[reports]
+        sys.modules.update(before)
 
 
 class OpenvinoFile:
@@ -38,7 +35,7 @@ class OpenvinoFile:
         import onnx
 
         self.request = request
-        self.core = import_openvino().Core()
+        self.core = import_silently("openvino").Core()
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "graph.onnx"
             onnx.save(to_onnx(request), path)
@@ -49,7 +46,7 @@ class OpenvinoFile:
     def write(self, path: Path, found: dict[str, Any]) -> None:
         for key, value in metadata(self.request, found).items():
             self.model.set_rt_info(value, [SECTION, key])
-        import_openvino().save_model(self.model, path, compress_to_fp16=False)
+        import_silently("openvino").save_model(self.model, path, compress_to_fp16=False)
 
     def open(self, path: Path) -> Runner:
         exact = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
@@ -64,10 +61,8 @@ class OpenvinoFile:
 def compressed(model: Any) -> Any:
     """All weights in 8 bits, a scale a row. Products stay in float: in int8, calibrated on photos, they change logits
     ten times as much, and free sizes fail (OpenVINO's issue 19134)."""
-    os.environ.setdefault("NNCF_CI", "1")  # it reports its use over the network otherwise
     with quiet():
-        import nncf
-
+        nncf = import_silently("nncf")
         return nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_SYM)
 
 

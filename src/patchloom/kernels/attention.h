@@ -165,29 +165,34 @@ void attend_bytes(const Heads& q, const Heads& k, const Heads& v, const Heads& o
     }
 }
 
-// total (keys, columns) += left (ASKING, keys) transposed times right (ASKING, columns); keys a multiple of PANEL
-inline void add_transposed(const float* left, int64_t keys, const float* right, int64_t columns, float* total) {
+constexpr int TALL = LANES / 2;  // rows of a tile that divide a panel
+
+// total (keys, columns) += left (depth, keys) transposed times right (depth, columns); rows are padded to a PANEL, those of
+// left and total come here as `padded` and `wide`
+inline void add_transposed(const float* left, int64_t keys, int64_t padded, const float* right, int64_t columns, int64_t wide,
+                           int64_t depth, float* total) {
     for (int64_t n = 0; n < columns; n += PANEL)
-        for (int64_t r = 0; r < keys; r += MIX) {
-            Tile<MIX> tile;
-            for (int i = 0; i < MIX; i++)
-                for (int side = 0; side < 2; side++) tile.at[i][side] = load(total + (r + i) * columns + n + side * LANES);
-            tile.template multiply<true>(MIX, columns - n, left + r, keys, right + n, columns, ASKING);
-            for (int i = 0; i < MIX; i++)
-                for (int side = 0; side < 2; side++) store(total + (r + i) * columns + n + side * LANES, tile.at[i][side]);
+        for (int64_t r = 0; r < keys; r += TALL) {
+            Tile<TALL> tile;
+            float* to = total + r * wide + n;
+            for (int i = 0; i < TALL; i++)
+                for (int side = 0; side < 2; side++) tile.at[i][side] = load(to + i * wide + side * LANES);
+            tile.template multiply<true>(TALL, columns - n, left + r, padded, right + n, wide, depth);
+            for (int i = 0; i < TALL; i++)
+                for (int side = 0; side < 2; side++) store(to + i * wide + side * LANES, tile.at[i][side]);
         }
 }
 
-// sums[g, h] += the inner product of a[g] and b[h], each `size` long
-inline void add_inner_products(const float* a, const float* b, int64_t heads, int64_t size, float* sums) {
+// sums[g, h] += the inner product of a[g] and b[h], each `size` long and `step` apart
+inline void add_inner_products(const float* a, const float* b, int64_t step, int64_t heads, int64_t size, float* sums) {
     for (int64_t g = 0; g < heads; g++)
         for (int64_t h = 0; h < heads; h += MIX) {
             int64_t count = std::min<int64_t>(MIX, heads - h);
             const float* others[MIX];
-            for (int i = 0; i < MIX; i++) others[i] = b + (h + std::min<int64_t>(i, count - 1)) * size;
+            for (int i = 0; i < MIX; i++) others[i] = b + (h + std::min<int64_t>(i, count - 1)) * step;
             Vec totals[MIX] = {};
             for (int64_t n = 0; n < size; n += LANES) {
-                Vec x = load(a + g * size + n);
+                Vec x = load(a + g * step + n);
                 for (int i = 0; i < MIX; i++) totals[i] += x * load(others[i] + n);
             }
             for (int64_t i = 0; i < count; i++) sums[g * heads + h + i] += sum_lanes(totals[i]);
@@ -235,31 +240,36 @@ void attend_back(const Heads& q, const Heads& k, const Heads& v, const Heads& gr
     std::memset(sum_k, 0, 2 * heads * of_sum * sizeof(float));
     float *of_before = sums, *of_after = sums + heads * heads, *of_shift = of_after + heads * heads;
     for (int64_t from = 0; from < shape.queries; from += ASKING) {
-        int64_t count = std::min<int64_t>(ASKING, shape.queries - from);
+        int64_t count = std::min<int64_t>(ASKING, shape.queries - from), whole = round_up(count, ROWS), size = whole * padded;
         std::memset(asking, 0, 2 * heads * block * sizeof(float));
         for (int64_t h = 0; h < heads; h++) {
             for (int64_t r = 0; r < count; r++) {
                 std::memcpy(asking + h * block + r * wide, q.row(image, h, from + r), width * sizeof(float));
                 std::memcpy(grads + h * block + r * wide, grad.row(image, h, from + r), width * sizeof(float));
             }
-            score({asking + h * block, wide, ASKING}, key_columns + h * of_key, width, keys, S + h * rows, padded);
-            score({grads + h * block, wide, ASKING}, value_columns + h * of_key, width, keys, D + h * rows, padded);
+            score({asking + h * block, wide, whole}, key_columns + h * of_key, width, keys, S + h * rows, padded);
+            score({grads + h * block, wide, whole}, value_columns + h * of_key, width, keys, D + h * rows, padded);
         }
-        mix_heads(mixing.before, nullptr, S, rows, P, rows, heads, rows);
-        for (int64_t i = 0; i < heads * ASKING; i++) {
-            float part = soften(P + i * padded, keys, 1.0f);
-            for (int64_t n = 0; n < padded; n += LANES) store(P + i * padded + n, load(P + i * padded + n) * part);
+        mix_heads(mixing.before, nullptr, S, rows, P, rows, heads, size);
+        for (int64_t i = 0; i < heads * whole; i++) {
+            float* p = P + i / whole * rows + i % whole * padded;
+            float part = soften(p, keys, 1.0f);
+            for (int64_t n = 0; n < padded; n += LANES) store(p + n, load(p + n) * part);
         }
-        mix_heads(mixing.after, mixing.shift, P, rows, M, rows, heads, rows);
-        for (int64_t h = 0; h < heads; h++) add_transposed(M + h * rows, padded, grads + h * block, wide, sum_v + h * of_sum);
-        add_inner_products(D, P, heads, rows, of_after);
-        for (int64_t h = 0; h < heads; h++) of_shift[h] += sum_of(D + h * rows, rows);
-        mix_heads(transposed.after, nullptr, D, rows, M, rows, heads, rows);
-        for (int64_t i = 0; i < heads * ASKING; i++) soften_back(P + i * padded, M + i * padded, padded);
-        add_inner_products(M, S, heads, rows, of_before);
-        mix_heads(transposed.before, nullptr, M, rows, D, rows, heads, rows);
+        mix_heads(mixing.after, mixing.shift, P, rows, M, rows, heads, size);
+        for (int64_t h = 0; h < heads; h++)
+            add_transposed(M + h * rows, keys, padded, grads + h * block, width, wide, whole, sum_v + h * of_sum);
+        add_inner_products(D, P, rows, heads, size, of_after);
+        for (int64_t h = 0; h < heads; h++) of_shift[h] += sum_of(D + h * rows, size);
+        mix_heads(transposed.after, nullptr, D, rows, M, rows, heads, size);
+        for (int64_t i = 0; i < heads * whole; i++) {
+            int64_t at = i / whole * rows + i % whole * padded;
+            soften_back(P + at, M + at, padded);
+        }
+        add_inner_products(M, S, rows, heads, size, of_before);
+        mix_heads(transposed.before, nullptr, M, rows, D, rows, heads, size);
         for (int64_t h = 0; h < heads; h++) {
-            add_transposed(D + h * rows, padded, asking + h * block, wide, sum_k + h * of_sum);
+            add_transposed(D + h * rows, keys, padded, asking + h * block, width, wide, whole, sum_k + h * of_sum);
             product({D + h * rows, padded, count}, Linear{key_rows + h * of_value, nullptr, keys, width}, 0, width,
                     [&](int64_t r, int64_t column, Vec low, Vec high) {
                         write<false>(dq.row(image, h, from + r), column, width, low, high);

@@ -264,7 +264,8 @@ def conv_blocks_(x: Tensor, weights: Tensor, squeezed: int, eps: float, paired: 
 
     The weights (blocks, bytes) of each are joined from those of expand (packed), depth-wise (9, D), squeeze (D, S),
     excite (S, D) and project (packed), each followed by its bias; D and S are multiples of 16. `paired` is for one step
-    of Strassen's product in those of floats, where D is a multiple of 32: an eighth less of them, twice the rounding.
+    of Strassen's product in those of floats, of layers whose inputs are a multiple of two vectors: an eighth less of
+    them, about twice the rounding, that of the larger of two tokens.
     """
     _, height, width, dim = x.shape
     _check_total(x)

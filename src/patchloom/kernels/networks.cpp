@@ -120,7 +120,7 @@ inline void add_linear(const Layer& layer, const float* x, const Prologue& befor
 // of channels.
 template <class Layer>
 void add_conv_branch(const ConvBranch<Layer>& branch, float* x, float* work, int threads) {
-    int64_t tokens = branch.tokens(), dim = branch.dim, channels = round_up((dim + threads - 1) / threads, 2 * PANEL);
+    int64_t tokens = branch.tokens(), dim = branch.dim, channels = round_up(divide_up(dim, threads), 2 * PANEL);
     float *middle = work, *mean = middle + tokens * dim, *gate = mean + dim;
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
     for (int64_t first = 0; first < dim; first += channels)
@@ -148,9 +148,7 @@ inline Vec hidden_gelu(const Linear&, Vec x) { return gelu(x); }
 inline Vec hidden_gelu(const ByteLinear&, Vec x) { return rough_gelu(x); }
 
 inline Rows hidden_rows(float* middle, int64_t stride, int64_t count, const Linear& layer, bool paired) {
-    Rows rows{middle, stride, count};
-    if (paired) pair_up(rows, layer.inputs);
-    return rows;
+    return in_pairs({middle, stride, count}, layer.inputs, paired);
 }
 
 inline ByteRows hidden_rows(float* middle, int64_t stride, int64_t count, const ByteLinear& layer, bool) {
@@ -173,7 +171,8 @@ void add_ffn(const Layer& fc1, const Layer& fc2, const float* x, float* total, i
         product(left_side(x, first, count, fc1, before), fc1, 0, hidden, [&](int64_t row, int64_t column, Vec low, Vec high) {
             write<false>(middle + row * wide, column, hidden, hidden_gelu(fc2, low), hidden_gelu(fc2, high));
         });
-        product(hidden_rows(middle, wide, count, fc2, before.paired), fc2, 0, dim, [&](int64_t row, int64_t column, Vec low, Vec high) {
+        auto rest = hidden_rows(middle, wide, count, fc2, before.paired);
+        product(rest, fc2, 0, dim, [&](int64_t row, int64_t column, Vec low, Vec high) {
             write<true>(total + (first + row) * dim, column, dim, low, high);
         });
     }
@@ -189,7 +188,7 @@ inline bool apart(int64_t tasks, int threads) { return tasks % threads == 0 || t
 void attend_all(const Heads& q, const Heads& k, const Heads& v, const Heads& out, const Shape& shape, const Mixing& mixing,
                 bool bytes, int threads) {
     int64_t together = mixing.before ? shape.heads : 1, tasks = shape.images * shape.heads / together;
-    int64_t parts = apart(tasks, threads) ? 1 : threads, part = (shape.queries + parts - 1) / parts;
+    int64_t parts = apart(tasks, threads) ? 1 : threads, part = divide_up(shape.queries, parts);
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
     for (int64_t i = 0; i < tasks * parts; i++) {
         int64_t head = i / parts * together % shape.heads, image = i / parts * together / shape.heads;
@@ -433,7 +432,7 @@ void patchloom_talking_heads_back(float* q, float* k, float* v, float* grad, flo
 // `channels` has scale, across and gain, `patches` has rows and shift.
 void patchloom_cross_patch(float* x, const int64_t* shape, const float* weight, const float* channels, const float* patches,
                            int threads) {
-    int64_t images = shape[0], tokens = shape[1], dim = shape[2], panels = (dim + PANEL - 1) / PANEL;
+    int64_t images = shape[0], tokens = shape[1], dim = shape[2], panels = divide_up(dim, PANEL);
     const float *scale = channels, *across = scale + panels * PANEL, *gain = across + panels * PANEL;
     const float *rows = patches, *shift = rows + tokens;
 #pragma omp parallel for schedule(static) num_threads(threads)

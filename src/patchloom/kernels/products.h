@@ -115,14 +115,15 @@ inline void sum_tiles(const float* left, int64_t stride, int64_t half, float* to
         }
 }
 
-// Rows with the sums of their pairs, if there are halves of whole vectors
-inline void pair_up(Rows& rows, int64_t depth) {
+// Rows with the sums of their pairs, if they are to go in pairs and there are halves of whole vectors
+inline Rows in_pairs(Rows rows, int64_t depth, bool paired) {
     static thread_local Scratch memory;
-    if (depth % (2 * LANES)) return;
+    if (!paired || depth % (2 * LANES)) return rows;
     float* sums = memory.take(rows.count * depth);
     rows.sums = sums;
     for (int64_t row = 0; row < rows.paired(); row += PAIR)
         sum_tiles(rows.at + row * rows.stride, rows.stride, depth / 2, sums + row * depth);
+    return rows;
 }
 
 // A pair of tiles times a pair of panels. T1 = B12 - B11, T2 = B22 - T1, T3 = B22 - B12 and T4 = B21 - T2 are at `terms`: the

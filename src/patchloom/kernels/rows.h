@@ -4,7 +4,7 @@
 
 #include "products.h"
 
-constexpr int64_t CACHE = 224 * 1024;  // of a core's second level, what a block of rows may fill
+constexpr int64_t CACHE = 224 * 1024;  // of a core's second level, what a block of rows may fill: about a quarter
 constexpr int64_t AT_ONCE = 32;        // floats that are made bytes at a time
 
 namespace {
@@ -42,9 +42,9 @@ struct Blocks {
     int64_t first(int64_t block) const { return block < count ? block * size : rows; }
 };
 
-// Blocks of at most `most` rows: as many as fit the cache, and enough to read the weights, and to make the terms of pairs,
-// seldom. Where there are few blocks they are equal, so that no thread waits for another. Pairs are the same on any number
-// of threads; the rows that are left go with the last block.
+// Blocks of about `most` rows or fewer: as many as fit the cache, and enough to read the weights, and to make the terms of
+// pairs, seldom. Where there are few blocks they are equal, as far as whole pairs allow, so that threads seldom wait. Pairs
+// are the same on any number of threads; the rows that are left go with the last block.
 inline Blocks blocks_of(int64_t rows, int64_t floats_a_row, bool paired, int threads, int64_t most = INT64_MAX) {
     if (rows == 0) return {0, 1, 0};
     int64_t unit = paired && rows >= PAIR ? PAIR : 1, units = rows / unit, share = divide_up(units, threads);
@@ -82,7 +82,7 @@ struct Windows {
 // What is done to rows of x on their way to a product
 struct Prologue {
     float eps = -1.0f;                 // normalise, unless below 0
-    bool paired = false;               // they go in pairs, which share rounding: rows of one image, of one size
+    bool paired = false;               // they go in pairs, which share rounding: rows of one image
     const float* gate = nullptr;       // or multiply by gate (B, D), `tokens` rows an image
     int64_t tokens = 1;
     const Windows* windows = nullptr;  // or copy from a map
@@ -110,8 +110,7 @@ inline Rows left_side(const float* x, int64_t first, int64_t count, const Linear
     float* buffer = before.nothing() ? nullptr : scratch.take(count * loose(dim));
     Rows rows{buffer ? buffer : x + first * dim, buffer ? loose(dim) : dim, count};
     for (int64_t r = 0; buffer && r < count; r++) prepare(x, first + r, dim, before, buffer + r * rows.stride);
-    if (before.paired) pair_up(rows, dim);
-    return rows;
+    return in_pairs(rows, dim, before.paired);
 }
 
 // `finish(row, column, low, high)` gets linear(before(x)) for all rows of x, on all threads: blocks of rows, or, where one
@@ -120,7 +119,7 @@ template <class Layer, class Finish>
 inline void for_each_block(const float* x, int64_t rows, const Layer& layer, const Prologue& before, int threads,
                            Finish finish) {
     const int64_t wide = loose(layer.inputs), outputs = layer.outputs;
-    const bool few = rows * wide * 4 <= 4 * CACHE;
+    const bool few = rows * wide * 4 <= 4 * CACHE;  // reading weights once pays as long as rows fit all of it
     int64_t many = round_up(rows / (8 * threads) + 1, PAIR);  // so many that no thread waits long for another
     Blocks blocks = few ? Blocks{rows, rows, rows > 0} : blocks_of(rows, wide, before.paired, threads, many);
     int64_t columns = few ? round_up(divide_up(outputs, threads), before.paired ? 2 * PANEL : PANEL) : outputs;

@@ -149,12 +149,32 @@ def talking_heads_by_image(q: Tensor, k: Tensor, v: Tensor, before: Tensor, afte
     return out
 
 
+def attend_without_keys(q: Tensor, y: Tensor, keys: Tensor, values: Tensor, shift: Tensor) -> Tensor:
+    """Attention of few tokens to all: q (Wk y) = (Wk' q) y, and Wv comes after the mean of y.
+
+    q (B, Q, H, d), scaled; y (B, N, D); keys and values, the weights of the two projections, (H, d, D); shift (H, d),
+    the bias of the values -> (B, Q, D). That of the keys shifts every score of a query alike, which softmax cancels.
+    """
+    asking = torch.einsum("bqhd,hde->bhqe", q, keys).flatten(1, 2)
+    means = torch.bmm(torch.bmm(asking, y.transpose(1, 2)).softmax(dim=-1), y).unflatten(1, (q.shape[2], -1))
+    return (torch.einsum("bhqe,hde->bqhd", means, values) + shift).flatten(2)
+
+
+def few_queries(dim: int, heads: int) -> int:
+    """Up to how many queries that pays; with more, projecting all tokens is faster (benchmarks/choices.py)."""
+    return dim // (4 * heads)
+
+
 class ClassAttention(Attention):
     """The first `queries` tokens ask, all tokens answer (CaiT 3.5); the patches are not updated.
+
+    In training few tokens ask without keys and values being made; `without_keys` switches that off.
 
     `in_keys=False` leaves the asking tokens out of keys and values (CaiT's ablation; PatchConvNet with one query per
     class). `role` is "attention" in CaiT and "pool" where the layer replaces a convnet's pooling.
     """
+
+    without_keys = True
 
     def __init__(self, dim: int, heads: int, in_keys: bool = True, role: str = "attention") -> None:
         super().__init__(dim, heads)
@@ -165,10 +185,20 @@ class ClassAttention(Attention):
         self.v = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor, queries: int) -> Tensor:
-        q = self.split_heads(self.q(x[:, :queries]))
-        source = x if self.in_keys else x[:, queries:]
+        q, source = self.q(x[:, :queries]), x if self.in_keys else x[:, queries:]
+        plain = not self.recorders and replaceable(self.k, nn.Linear) and replaceable(self.v, nn.Linear)
+        if self.training and self.without_keys and plain and queries <= few_queries(x.shape[-1], self.heads):
+            return self.proj(self._attend_few(q, source))
         k, v = self.split_heads(self.k(source)), self.split_heads(self.v(source))
-        return self.proj(self.join_heads(self.attend(q, k, v)))
+        return self.proj(self.join_heads(self.attend(self.split_heads(q), k, v)))
+
+    def _attend_few(self, q: Tensor, source: Tensor) -> Tensor:
+        keys, values, shift = (
+            part.unflatten(0, (self.heads, -1))
+            # no effect, but a gradient of zero for the bias of the keys: distributed training waits for one
+            for part in (self.k.weight, self.v.weight, self.v.bias + 0 * self.k.bias)
+        )
+        return attend_without_keys(q.unflatten(-1, (self.heads, -1)) * self.scale, source, keys, values, shift)
 
 
 @contextmanager

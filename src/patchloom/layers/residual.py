@@ -76,7 +76,7 @@ class Branch(nn.Module):
         kept = factors.nonzero().flatten()
         if not len(kept):
             kept = kept.new_zeros(1)
-        y = self.scale.of(self.update(x[kept], queries)).to(total.dtype)
+        y = self.scale.of(self.update(x.index_select(0, kept), queries)).to(total.dtype)
         return total.index_add(0, kept, y, alpha=float(factors[kept[0]]))
 
 

@@ -21,6 +21,8 @@ from patchloom.layers.attention import (
     ClassAttention,
     SelfAttention,
     TalkingHeadsAttention,
+    attend_without_keys,
+    few_queries,
     talking_heads_by_image,
 )
 from patchloom.layers.ffn import FFN
@@ -43,16 +45,19 @@ from patchloom.models.folding import (
 from patchloom.models.network import Network, unwrapped
 
 
-def fuse(model: nn.Module, class_token_only: bool = True, kernels: bool = True, int8: bool = False) -> Network:
+def fuse(
+    model: nn.Module, class_token_only: bool = True, kernels: bool = True, int8: bool = False, paired: bool = True
+) -> Network:
     """A copy of `model` for inference: faster, the same logits to float rounding; `model` stays as it is.
 
     class_token_only   the last block computes what the logits need and no more; `features` always gives every token
     kernels            use the C++ kernels where they can be used: float32 on a CPU that has the instructions
     int8               multiply bytes, with the kernels: not exact, faster still
+    paired             seven products of halves for eight, where that is faster: tokens in pairs share their rounding
     """
     network = copy.deepcopy(unwrapped(model)).eval().requires_grad_(False)
     if network.fused:
-        if int8 or not kernels:
+        if int8 or not kernels or not paired:
             raise PatchloomError("This is a fused copy already: fuse the network that it was made from.")
         network.class_token_only = class_token_only
         return network
@@ -68,7 +73,7 @@ def fuse(model: nn.Module, class_token_only: bool = True, kernels: bool = True, 
     if int8 and not any(isinstance(module, FusedAttention | FusedFFN | FusedConv) for module in network.modules()):
         raise PatchloomError(f"int8=True changes nothing in the blocks of {network.config.name}: they cannot be fused.")
     if form.kernels and in_place:
-        network.blocks = in_columns(network, int8)
+        network.blocks = in_columns(network, int8, paired)
     if form.kernels and (stages := stages_of(network.stem)):
         network.stem = FusedStem(stages, form)
     network.instructions = libraries.instruction_set() if form.kernels else None
@@ -177,10 +182,7 @@ class FusedAttention(nn.Module):
 
 
 class FewQueries(nn.Module):
-    """Attention of few tokens to all, without keys and values: q (Wk y) = (Wk' q) y, and Wv comes after the mean of y.
-
-    The bias of the keys shifts every score of a query alike, which softmax cancels.
-    """
+    """Attention of few tokens to all, without keys and values."""
 
     q: Tensor
     k: Tensor
@@ -192,7 +194,7 @@ class FewQueries(nn.Module):
         super().__init__()
         dim = weight.shape[1]
         self.heads, self.scale = heads, scale
-        self.most = dim // (4 * heads)  # queries; with more, projecting all tokens is faster (benchmarks/choices.py)
+        self.most = few_queries(dim, heads)
         for name, part in zip(("q", "k", "v"), weight.split(dim), strict=True):
             self.register_buffer(name, part.clone() if name == "q" else part.unflatten(0, (heads, -1)).clone())
         self.register_buffer("q_bias", bias[:dim].clone())
@@ -201,9 +203,7 @@ class FewQueries(nn.Module):
     def forward(self, asking: Tensor, y: Tensor) -> Tensor:
         """(B, Q, D), (B, N, D) -> (B, Q, D), both normalised."""
         q = F.linear(asking, self.q, self.q_bias).mul_(self.scale).unflatten(-1, (self.heads, -1))
-        keys = torch.einsum("bqhd,hde->bhqe", q, self.k).flatten(1, 2)
-        means = torch.bmm(torch.bmm(keys, y.transpose(1, 2)).softmax(dim=-1), y).unflatten(1, (self.heads, -1))
-        return (torch.einsum("bhqe,hde->bqhd", means, self.v) + self.v_bias).flatten(2)
+        return attend_without_keys(q, y, self.k, self.v, self.v_bias)
 
 
 def _projections(attention: Attention) -> tuple[Tensor, Tensor]:
@@ -312,7 +312,7 @@ class FusedColumn(nn.Module):
     def __init__(self, weights: list[list[Tensor]], dim: int, int8: bool, *eps: float) -> None:
         super().__init__()
         self.int8 = int8
-        # a pair's rounding is that of its larger row: rows must be of one size, which LayerNorm sees to
+        # a pair's rounding is that of its larger row: without LayerNorm nothing keeps rows of about one size
         self.paired = not int8 and min(eps) >= 0 and dim >= PAIRED
         self.register_buffer("weights", torch.stack([native.joined(block) for block in weights]))
 
@@ -437,13 +437,16 @@ def fuse_residual(residual: nn.Module, form: Form, in_place: bool = True) -> nn.
     return FusedResidual([fuse_branch(branch, form) for branch in branches], in_place)
 
 
-def in_columns(network: Network, int8: bool) -> nn.ModuleList:
+def in_columns(network: Network, int8: bool, paired: bool) -> nn.ModuleList:
     """The blocks, those that are alike as one; not the last one where it may be asked for a few tokens alone."""
     if network.join_at not in (None, 0):
         return network.blocks
     last = [] if network.join_at is None else [network.blocks[-1]]
     column = column_of(network.blocks[: len(network.blocks) - len(last)], int8)
-    return network.blocks if column is None else nn.ModuleList([column, *last])
+    if column is None:
+        return network.blocks
+    column.paired &= paired
+    return nn.ModuleList([column, *last])
 
 
 def column_of(blocks: nn.ModuleList, int8: bool) -> FusedColumn | None:
