@@ -116,6 +116,15 @@ def test_layers_that_are_replaced_or_watched_are_called(name: str, path: str) ->
         assert (model(x) - before).abs().max() > 1e-3
 
 
+@pytest.mark.parametrize("path", ["blocks.0.mixing.branches.0.fn.proj_w", "pool.0.mixing.branches.0.fn.k"])
+@pytest.mark.parametrize("register", ["register_full_backward_hook", "register_full_backward_pre_hook"])
+def test_layers_whose_gradients_are_watched_are_called(path: str, register: str) -> None:
+    model, seen = make("cait_nano").train(), []
+    getattr(model.get_submodule(path), register)(lambda *_: seen.append(1))
+    model(torch.randn(2, 3, 32, 32)).sum().backward()
+    assert seen
+
+
 @pytest.mark.filterwarnings("ignore")  # torch says that this way to quantise will go
 def test_dynamic_quantisation_changes_the_logits_little() -> None:
     for name in ("deit_nano", "cait_nano"):

@@ -41,7 +41,9 @@ def run(options: argparse.Namespace) -> None:
     import torch
 
     from patchloom.benching.records import about_machine, compare, in_a_sentence, keep, read_recorded
+    from patchloom.models.registry import find_config
 
+    configs = [find_config(name) for name in options.models]
     recorded = read_recorded(options.compare) if options.compare else None
     out = out_folder(options.out) if options.out else None
     if options.threads:
@@ -50,7 +52,7 @@ def run(options: argparse.Namespace) -> None:
     peak, copying = about["gemm_macs_per_s"], about["copy_bytes_per_s"]
     print(in_a_sentence(about, options.rounds), file=sys.stderr)
     rows = []
-    for row in _measured(options):
+    for row in _measured(configs, options):
         rows.append(row)
         if not options.json:
             print(_line(row), flush=True)
@@ -63,11 +65,9 @@ def run(options: argparse.Namespace) -> None:
         compare(rows, recorded)
 
 
-def _measured(options: argparse.Namespace) -> Any:
+def _measured(configs: list[Any], options: argparse.Namespace) -> Any:
     from patchloom.benching.inference import measure
-    from patchloom.models.registry import find_config
 
-    configs = [find_config(name) for name in options.models]
     for config in configs:
         for size in options.sizes or [config.img_size[0]]:
             for depth in options.depths or [None]:

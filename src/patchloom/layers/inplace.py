@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
+from torch.nn.modules import module as of_all  # it has the hooks on every module
 
 
 def eager_inference() -> bool:
@@ -31,9 +31,9 @@ def replaceable(layer: nn.Module, kind: type[nn.Module]) -> bool:
 
 
 def hooked(layer: nn.Module) -> bool:
-    """Whether somebody looks at what the layer takes or gives."""
-    hooks = (layer._forward_hooks, layer._forward_pre_hooks, _global_forward_hooks, _global_forward_pre_hooks)
-    return any(hooks)
+    """Whether somebody looks at what the layer takes or gives, on the way forth or back."""
+    kinds = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
+    return any(getattr(layer, f"_{kind}") or getattr(of_all, f"_global_{kind}") for kind in kinds)
 
 
 def gelu(x: Tensor, made_by: nn.Module) -> Tensor:
