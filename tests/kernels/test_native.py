@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -391,33 +390,6 @@ def test_the_number_of_threads_changes_nothing(threads: int) -> None:
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
-
-
-@pytest.mark.parametrize(("variable", "value", "words"), [
-    (libraries.SWITCH, "0", "switches the C++ kernels off"), ("ATEN_CPU_CAPABILITY", "default", "need AVX2 or AVX-512"),
-])  # fmt: skip
-def test_without_them_the_pure_form_answers_and_one_sentence_says_why(variable: str, value: str, words: str) -> None:
-    code = (
-        "import torch, patchloom; from patchloom.kernels import native; print(native.why_not());"
-        "m = patchloom.create_model('cait_nano', img_size=16).eval(); x = torch.randn(2, 3, 16, 16);"
-        "assert torch.allclose(patchloom.fuse(m)(x), m(x), atol=1e-5)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, variable: value}, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert words in done.stdout
-
-
-def test_a_build_without_a_compiler_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CXX", raising=False)
-    assert "no C++ compiler" in build.build(tmp_path)
-    for compiler in ("/bin/false", "/nowhere/g++", "/usr/bin/env false"):
-        monkeypatch.setenv("CXX", compiler)
-        (tmp_path / "networks-avx2-old.so").touch()
-        assert "could not be compiled" in build.build(tmp_path)
-        assert not list(tmp_path.iterdir())
 
 
 def test_what_a_kernel_cannot_take_is_refused() -> None:

@@ -47,19 +47,26 @@ def library_file(name: str, folder: Path = HERE) -> Path:
 
 
 def build(folder: Path = HERE) -> str:
-    """Put the libraries into `folder`, and none that were there before; a sentence that says what came of it."""
-    for old in folder.glob("*.so"):
+    """Put the libraries into `folder`, and leave no others there; a sentence that says what came of it."""
+    sentence, built = _build(folder)
+    for old in set(folder.glob("*.so")).difference(built):
         old.unlink()
+    return sentence
+
+
+def _build(folder: Path) -> tuple[str, list[Path]]:
+    """The sentence and the files; one that is in use is replaced whole."""
     compiler = shlex.split(os.environ.get("CXX", "")) or [shutil.which("g++") or shutil.which("clang++") or ""]
     if sys.platform != "linux" or platform.machine() != "x86_64":
         here = f"{sys.platform} on {platform.machine()}"
-        return f"The C++ kernels are for Linux on x86-64, not {here}: torch and Pillow do the work."
+        return f"The C++ kernels are for Linux on x86-64, not {here}: torch and Pillow do the work.", []
     if compiler == [""]:
-        return "There is no C++ compiler (g++ or clang++): torch and Pillow do the work of the C++ kernels."
+        return "There is no C++ compiler (g++ or clang++): torch and Pillow do the work of the C++ kernels.", []
+    files = {name: library_file(name, folder) for name in LIBRARIES}
     for name, library in LIBRARIES.items():
-        if why := _compile(compiler, library, library_file(name, folder)):
-            return f"The C++ kernels could not be compiled ({why}): torch and Pillow do the work."
-    return f"The C++ kernels are compiled: {', '.join(LIBRARIES)}."
+        if why := _compile(compiler, library, files[name]):
+            return f"The C++ kernels could not be compiled ({why}): torch and Pillow do the work.", []
+    return f"The C++ kernels are compiled: {', '.join(LIBRARIES)}.", list(files.values())
 
 
 def _compile(compiler: list[str], library: Library, out: Path) -> str | None:
