@@ -426,16 +426,40 @@ def test_what_a_kernel_cannot_take_is_refused() -> None:
     for heads, mixing in ((3, []), (0, []), (2, [torch.zeros(3, 3), torch.zeros(3, 3), torch.zeros(3)])):
         with pytest.raises(ValueError, match="do not fit 20 channels"):
             ops.attention_(torch.zeros(1, 4, 20), None, *layers, heads, 1.0, 1e-6, mixing)
-    with pytest.raises(ValueError, match="has the shape of x"):
+    with pytest.raises(ValueError, match="has the shape"):
         ops.attention_(torch.zeros(1, 3, 20), torch.zeros(1, 4, 20), *layers, 2, 1.0, 1e-6, [])
-    with pytest.raises(ValueError, match="do not mix 4 patches"):
-        ops.cross_patch_(torch.zeros(1, 4, 8), torch.zeros(4, 5), torch.zeros(3, 8), torch.zeros(2, 4))
+    with pytest.raises(ValueError, match="has the shape"):
+        ops.linear_(torch.zeros(3, 32), x, weight, bias, None)
+    for gate in (torch.zeros(5, 32), torch.zeros(4, 3), torch.zeros(2, 32)):
+        with pytest.raises(ValueError, match="gates .* do not fit"):
+            ops.linear_(torch.zeros(4, 32), x, weight, bias, gate)
+    for mixing in (((4, 5), (3, 32), (2, 4)), ((4, 4), (3, 8), (2, 4)), ((4, 4), (3, 32), (2, 3))):
+        with pytest.raises(ValueError, match="do not fit"):
+            ops.cross_patch_(torch.zeros(1, 4, 8), *(torch.zeros(shape) for shape in mixing))
     with pytest.raises(ValueError, match="not those of blocks"):
         ops.conv_blocks_(torch.zeros(1, 2, 2, 16), row, 16, 1e-6, False, False)
     with pytest.raises(ValueError, match="not those of blocks"):
         ops.attention_blocks_(torch.zeros(1, 4, 16), row, 2, 32, False, 1.0, 1e-6, 1e-6, False, True)
     with pytest.raises(ValueError, match="all of floats or all of bytes"):
         ops.ffn_(x, None, weight, bias, levels, terms, 32, 1e-6)
+
+
+def test_heads_that_do_not_fit_are_refused_forth_and_back() -> None:
+    grad, q, k = torch.zeros(1, 3, 8), torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 5, 4)
+    mix, shift = torch.zeros(2, 2), torch.zeros(2)
+    for wrong in (
+        (grad, q, k, k[:, :, :4], mix, mix, shift),
+        (grad, q, k[..., :3], k[..., :3], mix, mix, shift),
+        (grad, q, k, k, mix[:1, :1], mix, shift),
+        (grad, q, k, k, mix, mix[:1], shift),
+        (grad, q, k, k, mix, mix, shift[:1]),
+        (grad[:, :2], q, k, k, mix, mix, shift),
+    ):
+        with pytest.raises(ValueError, match="do not fit"):
+            ops.talking_heads_back(*wrong)
+        if wrong[0] is grad:
+            with pytest.raises(ValueError, match="do not fit"):
+                ops.talking_heads(*wrong[1:])
 
 
 def test_the_gradient_of_a_gradient_of_talking_heads() -> None:

@@ -94,17 +94,27 @@ def _alike(of_bytes: Iterable[bool]) -> bool:
     return kinds.pop()
 
 
-def _check_total(total: Tensor, like: Tensor | None = None) -> None:
+def _check_total(total: Tensor, shape: tuple[int, ...]) -> None:
     if not total.is_contiguous():
         raise ValueError(f"what is added to in place is contiguous, not of strides {total.stride()}")
-    if like is not None and total.shape != like.shape:
-        raise ValueError(f"what is added to has the shape of x, {tuple(like.shape)}, not {tuple(total.shape)}")
+    if total.shape != shape:
+        raise ValueError(f"what is added to has the shape {tuple(shape)}, not {tuple(total.shape)}")
+
+
+def _check_dense(name: str, x: Tensor, shape: tuple[int, ...]) -> None:
+    if x.shape != shape or not x.is_contiguous():
+        raise ValueError(f"{name} {tuple(x.shape)}, strides {x.stride()}, do not fit: {shape} is wanted, contiguous")
 
 
 def _check_heads(dim: int, heads: int, mixing: list[Tensor]) -> None:
     shapes = [tuple(part.shape) for part in mixing]
     if heads < 1 or dim % heads or (mixing and shapes != [(heads, heads), (heads, heads), (heads,)]):
         raise ValueError(f"{heads} heads mixed by {shapes} do not fit {dim} channels")
+
+
+def _check_alike(q: Tensor, k: Tensor, v: Tensor) -> None:
+    if k.shape != v.shape or (q.shape[:2], q.shape[3]) != (k.shape[:2], k.shape[3]):
+        raise ValueError(f"q, k and v of {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)} do not fit each other")
 
 
 def panel() -> int:
@@ -180,12 +190,13 @@ def linear_(total: Tensor, x: Tensor, weight: Tensor, bias: Tensor, gate: Tensor
     x = x.contiguous()
     inputs, outputs = x.shape[-1], total.shape[-1]
     rows = x.numel() // inputs
-    _check_total(total)
+    _check_total(total, (*x.shape[:-1], outputs))
     of_bytes = _check_linear(weight, bias, inputs, outputs)
     if gate is None:
         _call("linear", x, total, rows, weight.data_ptr(), bias, inputs, outputs, -1.0, False, True, of_bytes)
     else:
-        gate, tokens, panels = gate.contiguous(), rows // max(len(gate), 1), weight.data_ptr()
+        gate, tokens, panels = gate.contiguous(), rows // max(len(x), 1), weight.data_ptr()
+        _check_dense("gates", gate, (len(x), inputs))
         _call("gated_linear", x, gate, total, rows, tokens, panels, bias, inputs, outputs, of_bytes)
 
 
@@ -207,7 +218,7 @@ def ffn_(
     """total (..., D) += fc2(GELU(fc1(x))), x normalised first when eps >= 0; without x, of total itself."""
     x = total if x is None else x.contiguous()
     dim = x.shape[-1]
-    _check_total(total, x)
+    _check_total(total, x.shape)
     of_bytes = _alike([_check_linear(weight1, bias1, dim, hidden), _check_linear(weight2, bias2, hidden, dim)])
     rows, panels1, panels2 = x.numel() // dim, weight1.data_ptr(), weight2.data_ptr()
     _call("ffn", x, total, rows, dim, hidden, panels1, bias1, panels2, bias2, eps, of_bytes)
@@ -219,9 +230,11 @@ def cross_patch_(x: Tensor, weight: Tensor, channels: Tensor, patches: Tensor) -
 
     `channels` (3, D) has scale, across and gain, each padded to a panel; `patches` (2, N) has rows and shift.
     """
-    _check_total(x)
-    if weight.shape != (x.shape[1],) * 2 or not weight.is_contiguous():
-        raise ValueError(f"weights {tuple(weight.shape)} do not mix {x.shape[1]} patches")
+    _, tokens, dim = x.shape
+    _check_total(x, x.shape)
+    _check_dense("weights", weight, (tokens, tokens))
+    _check_dense("channels", channels, (3, -(-dim // panel()) * panel()))
+    _check_dense("patches", patches, (2, tokens))
     _call("cross_patch", x, tuple(x.shape), weight, channels, patches)
 
 
@@ -268,7 +281,7 @@ def conv_blocks_(x: Tensor, weights: Tensor, squeezed: int, eps: float, paired: 
     them, about twice the rounding, that of the larger of two tokens.
     """
     _, height, width, dim = x.shape
-    _check_total(x)
+    _check_total(x, x.shape)
     if dim % LANES or squeezed % LANES:
         raise ValueError(f"{dim} channels squeezed to {squeezed} are not multiples of {LANES}")
     parts = [(dim, dim), (9 * dim,), (dim,), (dim * squeezed,), (squeezed,), (squeezed * dim,), (dim,), (dim, dim)]
@@ -333,7 +346,7 @@ def attention_blocks_(
     fc1 and fc2, layers packed and followed by their bias. `paired` as in `conv_blocks_`.
     """
     images, tokens, dim = x.shape
-    _check_total(x)
+    _check_total(x, x.shape)
     _check_heads(dim, heads, [])
     whole = heads + -heads % MIX
     mixing = [(whole * heads,), (heads * heads,), (whole,)] if mixed else []
@@ -371,7 +384,7 @@ def attention_(
     """
     x = total if x is None else x.contiguous()
     images, tokens, dim = x.shape
-    _check_total(total, x)
+    _check_total(total, x.shape)
     _check_heads(dim, heads, mixing)
     of_bytes = _alike([_check_linear(qkv, qkv_bias, dim, 3 * dim), _check_linear(proj, proj_bias, dim, dim)])
     mixes = whole_mixing(*mixing) if mixing else (None,) * 3
@@ -385,6 +398,7 @@ def attention_(
 )
 def talking_heads(q: Tensor, k: Tensor, v: Tensor, before: Tensor, after: Tensor, shift: Tensor) -> Tensor:
     """(mix(after, softmax(mix(before, q k^T))) + shift) v, heads joined; `before` and `after` (H, H), `shift` (H)."""
+    _check_heads(q.shape[1] * q.shape[3], q.shape[1], [before, after, shift])
     return _attend(q, k, v, *whole_mixing(before, after, shift), 1.0)
 
 
@@ -397,9 +411,12 @@ def talking_heads_back(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, before: Tensor, after: Tensor, shift: Tensor
 ) -> tuple[Tensor, ...]:
     """The gradients of all inputs of `talking_heads`, from that of its output; scores are computed anew."""
+    _check_alike(q, k, v)
     q, k, v = (_dense(x) for x in (q, k, v))
     images, heads, queries, width = q.shape
-    grad = grad.contiguous().unflatten(-1, (heads, width)).transpose(1, 2)
+    _check_heads(heads * width, heads, [before, after, shift])
+    _check_dense("gradients", grad := grad.contiguous(), (images, queries, heads * width))
+    grad = grad.unflatten(-1, (heads, width)).transpose(1, 2)
     dq, dk, dv = (_heads_apart(x) for x in (q, k, v))
     sums = q.new_zeros(images, 2 * heads * heads + heads)
     strides = tuple(s for x in (q, k, v, grad, dq, dk, dv) for s in x.stride()[:3])
@@ -440,8 +457,7 @@ def _attend(
     scale: float,
     int8: bool = False,
 ) -> Tensor:
-    if k.shape != v.shape or (q.shape[:2], q.shape[3]) != (k.shape[:2], k.shape[3]):
-        raise ValueError(f"q, k and v of {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)} do not fit each other")
+    _check_alike(q, k, v)
     q, k, v = (_dense(x) for x in (q, k, v))
     images, heads, queries, width = q.shape
     out = q.new_empty((images, queries, heads, width))
