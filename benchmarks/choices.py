@@ -2,13 +2,16 @@
 
     python benchmarks/choices.py [--rounds 31] [--json FILE] [--compare FILE]
 
-`few queries`: our attention kernel beside torch's, for as many queries as each row says, of 197 keys (FEW_QUERIES of
-models/fused.py). `no keys`: attention of so many queries times heads without keys and values beside one with them
-(FewQueries of models/fused.py), of 384 channels. `drop rate`: a training step of a DeiT-S block that computes only the
-samples that stochastic depth keeps beside one that computes all (`kept_alone` of layers/residual.py). `talking heads`:
-our kernel beside torch's operators, forward and backward (`attend_fast` of layers/attention.py). `pairs`: blocks of so
-many channels with seven products of halves beside eight (PAIRED of models/fused.py). Above 1 the rewrite is the faster
-one; about 1 where the rule chooses the plain form.
+Above 1 the rewrite is the faster one. Every row computes both forms, whatever the rule would choose.
+
+few queries      our attention kernel beside torch's, of so many queries to 197 keys (FEW_QUERIES of models/fused.py)
+no keys          so many queries x heads without keys and values, of 384 channels, in a fused copy and in training
+                 (few_queries of layers/attention.py)
+drop rate        a step of a DeiT-S block that computes only the samples kept (Branch of layers/residual.py)
+talking heads    our kernel beside torch's operators, a step of a block (enough_images of layers/attention.py)
+layout           a layer's fast form beside its plain one, a step and without gradients (layers/{stems,mixing}.py)
+AdamW            torch's fused form beside the one that it takes by itself (training/optimizers.py)
+pairs            blocks of so many channels with seven products of halves beside eight (PAIRED of models/fused.py)
 """
 
 from __future__ import annotations
@@ -26,14 +29,17 @@ import script
 from patchloom.benching.timing import interleaved, ratio
 from patchloom.kernels import native  # noqa: F401 (it registers the operators)
 from patchloom.layers import attention
+from patchloom.layers.attention import ClassAttention
+from patchloom.layers.mixing import ConvBranch, CrossPatchLinear
 from patchloom.layers.residual import Branch
+from patchloom.layers.stems import ConvStem, HMLPStem, LinearStem
 
 
 def row(
     rule: str, batch: int, plain: Callable[[], object], rewrite: Callable[[], object], rounds: int
 ) -> dict[str, Any]:
     middle, low, high = ratio(interleaved({"plain": plain, "rewrite": rewrite}, rounds), "plain", "rewrite")
-    print(f"{rule:28} batch {batch:2}  {middle:.2f} ({low:.2f} - {high:.2f})", flush=True)
+    print(f"{rule:32} batch {batch:2}  {middle:.2f} ({low:.2f} - {high:.2f})", flush=True)
     return {"model": rule, "peer": "plain form", "batch": batch, "ratio": middle, "low": low, "high": high}
 
 
@@ -64,16 +70,30 @@ def no_keys(queries: int, heads: int, batch: int, rounds: int) -> dict[str, Any]
     return row(f"no keys, {queries} x {heads}", batch, lambda: run(0), lambda: run(queries), rounds)
 
 
-def step_of(block: nn.Module, x: Tensor, switch: Any, name: str, value: object) -> Callable[[], None]:
-    """A forward and a backward with a switch of the code set."""
+Setting = tuple[Any, str, object]  # of a class or a module, what to set while it runs
+
+
+def step_of(run: Callable[[], Tensor], *settings: Setting) -> Callable[[], None]:
+    """A forward, and a backward where gradients are on, with switches of the code set."""
 
     def step() -> None:
-        before = getattr(switch, name)
-        setattr(switch, name, value)
-        block(x).sum().backward()
-        setattr(switch, name, before)
+        before = [getattr(owner, name) for owner, name, _ in settings]
+        for owner, name, value in settings:
+            setattr(owner, name, value)
+        out = run().sum()
+        if out.requires_grad:
+            out.backward()
+        for (owner, name, _), value in zip(settings, before, strict=True):
+            setattr(owner, name, value)
 
     return step
+
+
+def no_keys_in_training(queries: int, heads: int, batch: int, rounds: int) -> dict[str, Any]:
+    layer, x = ClassAttention(384, heads), torch.randn(batch, 197, 384, requires_grad=True)
+    always = (attention, "few_queries", lambda *_: queries)
+    plain, rewrite = (step_of(lambda: layer(x, queries), always, (layer, "fast", fast)) for fast in (False, True))
+    return row(f"no keys, {queries} x {heads}, training", batch, plain, rewrite, rounds)
 
 
 def drop_rate(rate: float, batch: int, rounds: int) -> dict[str, Any]:
@@ -81,15 +101,32 @@ def drop_rate(rate: float, batch: int, rounds: int) -> dict[str, Any]:
     for branch in (module for module in block.modules() if isinstance(module, Branch)):
         branch.drop_path.rate = rate
     x = torch.randn(batch, 197, 384)
-    plain, kept = (step_of(block, x, Branch, "kept_alone", alone) for alone in (False, True))
+    plain, kept = (step_of(lambda: block(x), (Branch, "fast", fast), (Branch, "least", 1)) for fast in (False, True))
     return row(f"drop rate, {rate}", batch, plain, kept, rounds)
 
 
 def talking(name: str, batch: int, rounds: int) -> dict[str, Any]:
     block = patchloom.create_model(name, depth=1).blocks[0].train()
     x = torch.randn(batch, 196, block.mixing.branches[0].norm.normalized_shape[0])
-    plain = step_of(block, x, attention, "takes_kernels", lambda _: False)
-    return row(f"talking heads, {name}", batch, plain, lambda: block(x).sum().backward(), rounds)
+    plain = step_of(lambda: block(x), (attention, "takes_kernels", lambda _: False))
+    rewrite = step_of(lambda: block(x), (attention, "enough_images", lambda _: True))
+    return row(f"talking heads, {name}", batch, plain, rewrite, rounds)
+
+
+def layout(name: str, layer: nn.Module, x: Tensor, training: bool, rounds: int) -> dict[str, Any]:
+    plain, rewrite = (step_of(lambda: layer(x), (layer, "fast", fast)) for fast in (False, True))
+    with torch.set_grad_enabled(training):
+        return row(f"layout, {name}, {'training' if training else 'inference'}", len(x), plain, rewrite, rounds)
+
+
+def adamw(name: str, rounds: int) -> dict[str, Any]:
+    optimizers = []
+    for fused in (None, True):
+        parameters = list(patchloom.create_model(name).parameters())
+        for parameter in parameters:
+            parameter.grad = torch.randn_like(parameter)
+        optimizers.append(torch.optim.AdamW(parameters, fused=fused))
+    return row(f"AdamW, {name}", 1, optimizers[0].step, optimizers[1].step, rounds)
 
 
 @torch.inference_mode()
@@ -110,12 +147,23 @@ def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         yield few_queries(queries, 8, options.rounds)
     for queries, heads in ((1, 6), (2, 6), (16, 6), (32, 6), (1, 1), (96, 1), (150, 1)):
         yield no_keys(queries, heads, 8, options.rounds)
+    for queries, heads in ((1, 6), (2, 6), (16, 6), (32, 6), (1, 1), (96, 1), (150, 1)):
+        yield no_keys_in_training(queries, heads, 8, options.rounds)
     for batch in (1, 4, 16):
         for rate in (0.02, 0.1, 0.4):
             yield drop_rate(rate, batch, options.rounds)
     for name in ("cait_xxs24", "cait_s24"):
         for batch in (1, 8):
             yield talking(name, batch, options.rounds)
+    images, maps = torch.randn(8, 3, 224, 224), torch.randn(8, 14, 14, 384)
+    for training in (False, True):
+        yield layout("linear stem", LinearStem(3, 384, 16), images, training, options.rounds)
+        yield layout("hMLP stem", HMLPStem(3, 384, 16), images, training, options.rounds)
+        yield layout("conv stem", ConvStem(3, 384, 16), images, training, options.rounds)
+        yield layout("cross-patch", CrossPatchLinear(196), maps.flatten(1, 2), training, options.rounds)
+        yield layout("conv branch", ConvBranch(384), maps, training, options.rounds)
+    for name in ("cait_xxs24", "deit_small"):
+        yield adamw(name, options.rounds)
     for batch in (1, 8):
         for name in ("deit_small", "cait_s24", "patchconvnet_s60"):
             for dim in (64, 128, 192, 256, 384, 512, 768, 1024):

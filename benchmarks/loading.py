@@ -114,13 +114,13 @@ def row(name: str, peer: str, clocks: Clocks, options: argparse.Namespace) -> di
 def measured(options: argparse.Namespace) -> Iterator[dict[str, float | str]]:
     timm = import_timm()
     contenders = {
-        f"timm {timm.__version__}": theirs(options.folder, options),
+        "timm": theirs(options.folder, options),
         "exact": ours(options.folder, options, "exact"),
         "fast": ours(options.folder, options, "fast"),
     }
     print(
         f"{options.images} images of {options.size} from {options.folder}, {options.workers} workers, batch "
-        f"{options.batch}; Pillow {PIL.__version__}; load {os.getloadavg()[0]:.1f}\n"
+        f"{options.batch}; timm {timm.__version__}, Pillow {PIL.__version__}; load {os.getloadavg()[0]:.1f}\n"
         f"picture steps: {native.why_not() or 'C++'}; JPEGs by {'simplejpeg' if jpeg.available() else 'Pillow'}"
     )
     clocks = measure(contenders, options.rounds)

@@ -3,7 +3,8 @@
     python benchmarks/steps.py [--cases NAME ...] [--rounds 9] [--json FILE] [--compare FILE]
 
 Same weights, images and rate of stochastic depth on both sides; timm's blocks with torch's AdamW as it comes. `kept` is
-what autograd holds for the way back, parameters not counted.
+what autograd holds for the way back, parameters not counted; `share` is of a large product's rate, the way back counted
+as two forwards and nothing taken off for what stochastic depth drops.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch.nn import functional as F
 import patchloom
 import patchloom.compat
 import script
-from patchloom.benching.timing import interleaved, ratio
+from patchloom.benching.timing import interleaved, large_product, ratio, share
 from patchloom.recipes.registry import find_recipe
 from patchloom.training.optimizers import make_optimizer
 
@@ -54,9 +55,10 @@ def networks(case: Case) -> tuple[nn.Module, nn.Module]:
     theirs = timm.create_model(
         case.theirs, img_size=224, num_classes=1000, drop_path_rate=case.drop_path, **case.options
     )
-    for module in theirs.modules():  # the same rate in every block, as the papers have it
-        if type(module).__name__ == "DropPath":
-            module.drop_prob = case.drop_path
+    for block in theirs.blocks:  # the same rate in every block, as the papers have it; timm's first one has none
+        for name, _ in [*block.named_children()]:
+            if name.startswith("drop_path"):
+                setattr(block, name, timm.layers.DropPath(case.drop_path))
     ours = patchloom.load(theirs.state_dict(), drop_path=case.drop_path)
     return theirs.train(), ours.train()
 
@@ -93,15 +95,17 @@ def measure(name: str, case: Case, rounds: int) -> dict[str, Any]:
         who: lambda model=model, optimizer=optimizer: step(model, optimizer, images, labels)
         for who, model, optimizer in (("timm", theirs, optimizers[0]), ("ours", ours, optimizers[1]))
     }
-    times = interleaved(calls, rounds)
+    times = interleaved({**calls, "product": large_product()}, rounds)
+    seconds = {who: statistics.median(times[who]) for who in calls}
     middle, low, high = ratio(times, "timm", "ours")
     kept = statistics.mean(bytes_kept(ours, images) for _ in range(9)) / bytes_kept(theirs, images)
     return {
         "model": name,
         "peer": "timm",
         "batch": case.batch,
-        "peer_ms": statistics.median(times["timm"]) * 1e3,
-        "ours_ms": statistics.median(times["ours"]) * 1e3,
+        "peer_ms": seconds["timm"] * 1e3,
+        "ours_ms": seconds["ours"] * 1e3,
+        "share": share(3 * patchloom.complexity(ours).macs * case.batch, seconds["ours"], times["product"]),
         "ratio": middle,
         "low": low,
         "high": high,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -15,6 +16,7 @@ from PIL import Image
 import patchloom
 from conftest import assert_close, stir
 from patchloom.kernels import native
+from patchloom.layers.mixing import CrossPatchLinear
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -29,8 +31,47 @@ def test_choices(monkeypatch: pytest.MonkeyPatch) -> None:
     choices = script("choices", monkeypatch)
     rows = [choices.few_queries(2, 1, 1), choices.no_keys(2, 6, 1, 1), choices.drop_rate(0.4, 2, 1)]
     rows += [choices.talking("cait_xxs24", 1, 1), choices.pairs("patchconvnet_s60", 64, 1, 1)]
-    rows += [choices.pairs("cait_s24", 64, 1, 1)]
+    rows += [
+        choices.pairs("cait_s24", 64, 1, 1),
+        choices.no_keys_in_training(2, 6, 1, 1),
+        choices.adamw("deit_nano", 1),
+    ]
+    rows += [choices.layout("cross-patch", CrossPatchLinear(9), torch.randn(2, 9, 8), training=True, rounds=1)]
     assert all(0 < row["low"] <= row["ratio"] <= row["high"] for row in rows)
+
+
+def test_choices_compare_two_forms_whatever_the_rules_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    choices = script("choices", monkeypatch)
+    called: dict[str, list[set[str]]] = {}
+
+    def operators_of(rule: str, _: int, *forms: Callable[[], object]) -> dict[str, object]:
+        for form in forms[:2]:
+            with torch.profiler.profile() as profile:
+                form()
+            called.setdefault(rule, []).append({event.name for event in profile.events()})
+        return {}
+
+    monkeypatch.setattr(choices, "row", operators_of)
+    torch.manual_seed(0)
+    choices.drop_rate(0.5, 1, 1)
+    if native.available():
+        choices.talking("cait_xxs24", 1, 1)
+    choices.no_keys_in_training(100, 6, 1, 1)
+    for rule, (plain, rewrite) in called.items():
+        assert plain != rewrite, rule
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"), [("cait_xxs24_224", "cait_xxs24"), ("deit3_small_patch16_224", "deit3_small")]
+)
+def test_steps_drop_at_one_rate_on_both_sides(theirs: str, ours: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = script("steps", monkeypatch)
+    case = steps.Case(theirs, ours, {"depth": 2}, 0.5, 2, 1.0)
+    for network in steps.networks(case):
+        for block in network.blocks:
+            drops = [module for module in block.modules() if type(module).__name__ == "DropPath"]
+            assert drops
+            assert {getattr(drop, "rate", None) or drop.drop_prob for drop in drops} == {0.5}
 
 
 def test_steps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from patchloom.benching.records import compare
 from patchloom.cli.main import main
+from patchloom.errors import PatchloomError
 from patchloom.kernels import native
 
 QUICK = ("--rounds", "2", "--batch", "2", "--no-memory")
@@ -32,8 +34,12 @@ def test_it_measures_both_sides_and_draws_them(tmp_path: Path, capsys: pytest.Ca
     assert [row["size"] for row in found["rows"]] == [32, 64]
     for row in found["rows"]:
         assert row["difference"] < 1e-5
-        assert row["ratio"] == pytest.approx(row["ours"]["throughput"] / row["theirs"]["throughput"])
-        assert all(row[who]["share"] > 0 and row[who]["latency_ms"] > 0 for who in ("ours", "theirs"))
+        assert row["low"] <= row["ratio"] <= row["high"]
+        for side in (row["ours"], row["theirs"]):
+            assert side["share"] > 0
+            assert side["latency_share"] > 0
+            for figure, spread in (("throughput", "throughput_quartiles"), ("latency_ms", "latency_quartiles")):
+                assert 0 < side[spread][0] <= side[figure] <= side[spread][1]
     assert found["about"]["threads"] >= 1
     assert {path.name for path in tmp_path.iterdir()} == {"bench.json", "roofline.png", "size.png"}
     assert json.loads((tmp_path / "bench.json").read_text())["rows"] == found["rows"]
@@ -56,13 +62,27 @@ def test_a_larger_image_takes_more_memory(capsys: pytest.CaptureFixture[str]) ->
 def test_a_fall_of_the_ratio_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("patchconvnet_nano", "--against", "published", *QUICK)
     found = bench(capsys, *words)
+    (row,) = found["rows"]
     kept = tmp_path / "kept.json"
-    kept.write_text(json.dumps({"rows": [{**found["rows"][0], "ratio": 0.01, "latency_ratio": 0.01}]}))
-    bench(capsys, *words, "--compare", str(kept))
-    kept.write_text(json.dumps({"rows": [{**found["rows"][0], "ratio": 100.0}]}))
-    assert "worse than recorded by more than the noise band: patchconvnet_nano: ratio" in refused(
-        capsys, *words, "--compare", str(kept)
-    )
+
+    def keep(**figures: Any) -> None:
+        easy = {"ratio": 0.01, "latency_ratio": 0.01, "ours": {"share": 0.01, "latency_share": 0.01}}
+        kept.write_text(json.dumps({"rows": [{**row, **easy, **figures}, {**row, "batch": 77}]}))
+
+    keep()
+    main(["bench", *words, "--compare", str(kept)])
+    assert "not compared, as not measured: patchconvnet_nano" in capsys.readouterr().err
+    for figures, told in (({"ratio": 100.0}, "ratio"), ({"ours": {"share": 100.0}}, "share")):
+        keep(**figures)
+        said = refused(capsys, *words, "--compare", str(kept))
+        assert f"worse than recorded by more than the noise band: patchconvnet_nano: {told}" in said
+
+
+def test_memory_that_grew_is_worse_than_recorded() -> None:
+    row = {"model": "one", "ours": {"memory_mb": 10.0}, "theirs": {"memory_mb": 100.0}}
+    compare([row], [row])
+    with pytest.raises(PatchloomError, match=r"memory_ratio 0.20, recorded 0.10"):
+        compare([{**row, "ours": {"memory_mb": 20.0}}], [row])
 
 
 @pytest.mark.parametrize(

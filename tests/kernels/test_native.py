@@ -431,7 +431,7 @@ def test_what_a_kernel_cannot_take_is_refused() -> None:
     with pytest.raises(ValueError, match="has the shape"):
         ops.linear_(torch.zeros(3, 32), x, weight, bias, None)
     for gate in (torch.zeros(5, 32), torch.zeros(4, 3), torch.zeros(2, 32)):
-        with pytest.raises(ValueError, match="gates .* do not fit"):
+        with pytest.raises(ValueError, match=r"gates .* do not fit"):
             ops.linear_(torch.zeros(4, 32), x, weight, bias, gate)
     for mixing in (((4, 5), (3, 32), (2, 4)), ((4, 4), (3, 8), (2, 4)), ((4, 4), (3, 32), (2, 3))):
         with pytest.raises(ValueError, match="do not fit"):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from conftest import assert_close, stir
 from patchloom.layers.attention import ClassAttention, SelfAttention, TalkingHeadsAttention
@@ -57,7 +59,8 @@ def cases() -> dict[str, tuple[nn.Module, Tensor, Form, Form]]:
         ),
         "talking heads": (talking, tokens, talking, attention_plain(talking)),
         "class-attention": (pooling, tokens, lambda x: pooling(x, 2), attention_plain(pooling, 2)),
-        "class-attention of patches": (multi, tokens, lambda x: multi(x, 5), attention_plain(multi, 5)),
+        "class-attention of patches": (multi, tokens, lambda x: multi(x, 2), attention_plain(multi, 2)),
+        "class-attention of patches, many queries": (multi, tokens, lambda x: multi(x, 5), attention_plain(multi, 5)),
         "cross-patch": (cross, tokens, cross, cross.plain),
         "conv branch": (branch, grid, branch, branch.plain),
         "grid conv": (conv, tokens, conv, conv_plain),
@@ -92,6 +95,30 @@ def test_outputs_and_gradients_equal_the_plain_form(name: str) -> None:
             assert float(want.abs().max()) < 1e-12
         else:
             assert_close(got, want, 1e-12, f"{name} {key}")
+
+
+class Operators(TorchDispatchMode):
+    """The names of torch's operators that were called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.called: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.called.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("ffn", "grid conv")])
+def test_the_plain_form_can_be_asked_for(name: str) -> None:
+    layer, x, call, _ = cases()[name]
+    called, results = [], []
+    for layer.fast in (True, False):
+        with Operators() as operators:
+            results.append(call(x))
+        called.append(operators.called)
+    assert_close(results[0], results[1], 2e-6)
+    assert called[0] != called[1]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -71,8 +71,8 @@ def test_computing_only_the_kept_samples_changes_neither_result_nor_gradients(
     branch.drop_path.rate = rate
     x = torch.randn(7, 17, 96)
     found = []
-    for kept_alone in (True, False):
-        monkeypatch.setattr(Branch, "kept_alone", kept_alone)
+    for fast in (True, False):
+        monkeypatch.setattr(Branch, "fast", fast)
         start = x.clone().requires_grad_()
         torch.manual_seed(3)
         out = branch(start if queries is None else start[:, :1], start, queries)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import multiprocessing
-import statistics
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from patchloom.benching.peers import pair
-from patchloom.benching.timing import PRODUCT, interleaved, large_product, ratio
+from patchloom.benching.timing import interleaved, large_product, quartiles, ratio, share
 from patchloom.models.complexity import complexity
 from patchloom.models.fused import fuse
 
@@ -34,9 +33,9 @@ def measure(
 
     int8   ours multiplies bytes
 
-    `ours` and `theirs` have throughput (images a second), latency_ms (one image), share (of the rate of a large matrix
-    product of the same rounds, by the arithmetic of the whole network) and memory_mb (what one forward adds to a fresh
-    process, Linux only).
+    `ours` and `theirs` have throughput (images a second) and latency_ms (one image), each with its quartiles; share and
+    latency_share (of the rate of a large matrix product of the same rounds, by the arithmetic of the whole network) and
+    memory_mb (what one forward adds to a fresh process, Linux only).
     """
     torch.manual_seed(0)
     plain, peer = pair(name, against, size, depth)
@@ -46,13 +45,15 @@ def measure(
     row: dict[str, Any] = {"model": called, "peer": against, "batch": batch, "size": size, "depth": plain.config.depth}
     row["cost"] = {"macs": cost.macs, "params": cost.params, "activations": cost.activations}
     times = {images: _times(networks, torch.randn(images, 3, size, size), rounds) for images in {batch, 1}}
-    peak = PRODUCT**3 / statistics.median(times[batch]["product"])
     for who in networks:
-        seconds = statistics.median(times[batch][who])
+        many, one = (quartiles(times[images][who]) for images in (batch, 1))
         row[who] = {
-            "throughput": batch / seconds,
-            "latency_ms": statistics.median(times[1][who]) * 1e3,
-            "share": cost.macs * batch / seconds / peak,
+            "throughput": batch / many[1],
+            "throughput_quartiles": (batch / many[2], batch / many[0]),
+            "latency_ms": one[1] * 1e3,
+            "latency_quartiles": (one[0] * 1e3, one[2] * 1e3),
+            "share": share(cost.macs * batch, many[1], times[batch]["product"]),
+            "latency_share": share(cost.macs, one[1], times[1]["product"]),
             "memory_mb": peak_memory(name, who, against, batch, size, depth, int8) if memory else None,
         }
     if peer is not None:

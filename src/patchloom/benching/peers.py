@@ -66,7 +66,7 @@ def published_form(model: Network) -> nn.Module:
     model = copy.deepcopy(model)
     for module in model.modules():
         if isinstance(module, ConvBranch | Stem):
-            module.forward = module.plain  # type: ignore[method-assign]
+            module.fast = False
         elif isinstance(module, LayerScale):
             module.forward = partial(_separately, module)  # type: ignore[method-assign]
     return model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -24,11 +24,16 @@ def interleaved(
     return times
 
 
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """(low, median, high); of one value three times that."""
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [*values] * 3
+    return low, middle, high
+
+
 def ratio(times: Mapping[str, list[float]], peer: str, ours: str) -> tuple[float, float, float]:
-    """How many times faster `ours` is: the ratio of medians, and the quartiles of the ratios of the rounds."""
-    rounds = [a / b for a, b in zip(times[peer], times[ours], strict=True)]
-    low, _, high = statistics.quantiles(rounds, n=4) if len(rounds) > 1 else rounds * 3
-    return statistics.median(times[peer]) / statistics.median(times[ours]), low, high
+    """How many times faster `ours` is, round by round: the median and the quartiles, (median, low, high)."""
+    low, middle, high = quartiles([a / b for a, b in zip(times[peer], times[ours], strict=True)])
+    return middle, low, high
 
 
 PRODUCT = 2048  # rows and columns of what counts as a large product
@@ -39,6 +44,11 @@ def large_product() -> Callable[[], Tensor]:
     it is freed, as it does after smaller pieces: what is measured next would have fewer page faults than a user's."""
     a, b, out = torch.randn(3, PRODUCT, PRODUCT)
     return lambda: torch.matmul(a, b, out=out)
+
+
+def share(macs: float, seconds: float, products: Sequence[float]) -> float:
+    """The rate of so many multiply-accumulates, as a part of that of large products of the same rounds."""
+    return macs / seconds / (PRODUCT**3 / statistics.median(products))
 
 
 def gemm_rate(rounds: int = 5) -> float:

@@ -82,9 +82,11 @@ def _line(row: dict[str, Any]) -> str:
     for who, label in (("ours", "ours"), ("theirs", row["peer"])):
         if side := row.get(who):
             memory = "" if side["memory_mb"] is None else f", {side['memory_mb']:.0f} MB"
+            (slow, quick), (least, most) = side["throughput_quartiles"], side["latency_quartiles"]
             line += (
-                f"\n  {label:10} {side['throughput']:8.1f} images/s at batch {row['batch']}, "
-                f"{side['latency_ms']:.1f} ms for one, {side['share']:.0%} of a float32 product's rate{memory}"
+                f"\n  {label:10} {side['throughput']:8.1f} images/s ({slow:.1f} to {quick:.1f}) at batch "
+                f"{row['batch']}, {side['latency_ms']:.1f} ms ({least:.1f} to {most:.1f}) for one, "
+                f"{side['share']:.0%} of a float32 product's rate{memory}"
             )
     if "ratio" in row:
         line += (

@@ -24,6 +24,7 @@ class Attention(nn.Module):
     """What the three forms share: heads, the product itself, and recording of the map."""
 
     role = "attention"
+    fast = True  # False asks for the plain form
     recorders: tuple[Callable[[Tensor], None], ...] = ()  # set by capture_attention; they ask for the plain form
 
     def __init__(self, dim: int, heads: int) -> None:
@@ -49,8 +50,8 @@ class Attention(nn.Module):
         return F.scaled_dot_product_attention(q, k, v)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """The fast form, or the plain one when the map is being recorded."""
-        if not self.recorders:
+        """The fast form, or the plain one when the map is being recorded or that form is asked for."""
+        if self.fast and not self.recorders:
             return self.attend_fast(q, k, v)
         out, weights = self.attend_plain(q, k, v)
         for record in self.recorders:
@@ -72,7 +73,7 @@ class SelfAttention(Attention):
         self.qkv = nn.Linear(dim, 3 * dim)
 
     def forward(self, x: Tensor, queries: int | None = None) -> Tensor:
-        if queries is not None and not self.recorders and replaceable(self.qkv, nn.Linear):
+        if queries is not None and self.fast and not self.recorders and replaceable(self.qkv, nn.Linear):
             q, k, v = self._project_few(x, queries)
         else:
             q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
@@ -117,12 +118,17 @@ class TalkingHeadsAttention(SelfAttention):
         shift: Tensor = self.proj_w.bias
         if not eager_inference():  # no effect, but a gradient of zero: distributed training waits for one
             shift = shift + 0 * self.proj_l.bias
-        # the way back has a thread an image: it loses where half of the threads would wait (benchmarks/choices.py)
-        if takes_kernels(q) and (not q.requires_grad or 2 * len(q) > torch.get_num_threads()):
+        if takes_kernels(q) and (not q.requires_grad or enough_images(len(q))):
             mixed = torch.ops.patchloom.talking_heads(q, k, v, before, self.proj_w.weight, shift)
             return mixed.unflatten(-1, (self.heads, -1)).transpose(1, 2)
         mix = talking_heads_by_image if q.is_cpu and eager_inference() else talking_heads
         return mix(q, k, v, before, self.proj_w.weight, shift[:, None, None] * v.sum(dim=-2, keepdim=True))
+
+
+def enough_images(images: int) -> bool:
+    """Whether talking heads' kernel pays in training: its way back has a thread an image, and loses where half of the
+    threads would wait (benchmarks/choices.py)."""
+    return 2 * images > torch.get_num_threads()
 
 
 def talking_heads(q: Tensor, k: Tensor, v: Tensor, before: Tensor, after: Tensor, shift: Tensor) -> Tensor:
@@ -168,13 +174,11 @@ def few_queries(dim: int, heads: int) -> int:
 class ClassAttention(Attention):
     """The first `queries` tokens ask, all tokens answer (CaiT 3.5); the patches are not updated.
 
-    In training few tokens ask without keys and values being made; `without_keys` switches that off.
+    In training few tokens ask without keys and values being made, unless the plain form is asked for.
 
     `in_keys=False` leaves the asking tokens out of keys and values (CaiT's ablation; PatchConvNet with one query per
     class). `role` is "attention" in CaiT and "pool" where the layer replaces a convnet's pooling.
     """
-
-    without_keys = True
 
     def __init__(self, dim: int, heads: int, in_keys: bool = True, role: str = "attention") -> None:
         super().__init__(dim, heads)
@@ -186,8 +190,8 @@ class ClassAttention(Attention):
 
     def forward(self, x: Tensor, queries: int) -> Tensor:
         q, source = self.q(x[:, :queries]), x if self.in_keys else x[:, queries:]
-        plain = not self.recorders and replaceable(self.k, nn.Linear) and replaceable(self.v, nn.Linear)
-        if self.training and self.without_keys and plain and queries <= few_queries(x.shape[-1], self.heads):
+        alone = not self.recorders and replaceable(self.k, nn.Linear) and replaceable(self.v, nn.Linear)
+        if self.training and self.fast and alone and queries <= few_queries(x.shape[-1], self.heads):
             return self.proj(self._attend_few(q, source))
         k, v = self.split_heads(self.k(source)), self.split_heads(self.v(source))
         return self.proj(self.join_heads(self.attend(self.split_heads(q), k, v)))

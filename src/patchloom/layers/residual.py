@@ -42,11 +42,12 @@ class DropPath(nn.Module):
 class Branch(nn.Module):
     """total + drop(scale(fn(norm(x)))): one residual branch, added to what the others have summed up.
 
-    On a CPU the samples that stochastic depth drops are not computed at all, unless a BatchNorm looks at all of them;
-    `kept_alone` switches that off. (Elsewhere counting the kept ones would wait for the device.)
+    On a CPU the samples that stochastic depth drops are not computed at all, unless a BatchNorm looks at all of them or
+    the plain form is asked for. (Elsewhere counting the kept ones would wait for the device.)
     """
 
-    kept_alone = True
+    fast = True  # False asks for the plain form
+    least = 2  # samples: one alone gains nothing (benchmarks/choices.py)
 
     def __init__(self, norm: nn.Module, fn: nn.Module, scale: Scale | None = None, drop_path: float = 0.0) -> None:
         super().__init__()
@@ -59,8 +60,8 @@ class Branch(nn.Module):
     def forward(self, total: Tensor, x: Tensor, queries: int | None = None) -> Tensor:
         if not self.drop_path.active:
             return self.scale(total, self.update(x, queries))
-        several = len(x) > 1  # one sample alone gains nothing (benchmarks/choices.py)
-        if self.kept_alone and self.independent and several and x.is_cpu and not torch.compiler.is_compiling():
+        several = self.fast and self.independent and len(x) >= self.least
+        if several and x.is_cpu and not torch.compiler.is_compiling():
             return self.add_kept(total, x, queries)
         return total + self.drop_path(self.scale.of(self.update(x, queries)))
 

@@ -17,6 +17,7 @@ class Stem(nn.Module):
     """Convolutions and norms whose output map is flattened to tokens."""
 
     role = "stem"
+    fast = True  # False asks for the plain form
 
     def __init__(self, proj: nn.Module) -> None:
         super().__init__()
@@ -28,6 +29,8 @@ class Stem(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Channels last throughout: convolutions run faster, the tokens come out without a copy, and every addition
         downstream keeps the layout that norms and Linear layers want."""
+        if not self.fast:
+            return self.plain(images)
         maps = images.contiguous(memory_format=torch.channels_last)
         before: nn.Module = self
         for layer in self.proj.children():
@@ -46,7 +49,7 @@ class LinearStem(Stem):
 
     def forward(self, images: Tensor) -> Tensor:
         """The pixels of each patch in a row, then one matrix product: faster than a convolution of stride = kernel."""
-        if not replaceable(self.proj, nn.Conv2d):
+        if not self.fast or not replaceable(self.proj, nn.Conv2d):
             return self.plain(images)
         weight, bias = self.proj.weight, self.proj.bias
         return F.linear(patch_pixels(images, weight.shape[-1]), weight.flatten(1), bias)
