@@ -9,7 +9,8 @@ no keys          so many queries x heads without keys and values, of 384 channel
                  (few_queries of layers/attention.py)
 drop rate        a step of a DeiT-S block that computes only the samples kept (Branch of layers/residual.py)
 talking heads    our kernel beside torch's operators, a step of a block (enough_images of layers/attention.py)
-layout           a layer's fast form beside its plain one, a step and without gradients (layers/{stems,mixing}.py)
+layout           a layer's fast form beside its plain one, a step and without gradients, up to channels that lie side by
+                 side, as all that follows wants them (layers/{stems,mixing}.py)
 AdamW            torch's fused form beside the one that it takes by itself (training/optimizers.py)
 pairs            blocks of so many channels with seven products of halves beside eight (PAIRED of models/fused.py)
 """
@@ -114,7 +115,7 @@ def talking(name: str, batch: int, rounds: int) -> dict[str, Any]:
 
 
 def layout(name: str, layer: nn.Module, x: Tensor, training: bool, rounds: int) -> dict[str, Any]:
-    plain, rewrite = (step_of(lambda: layer(x), (layer, "fast", fast)) for fast in (False, True))
+    plain, rewrite = (step_of(lambda: layer(x).contiguous(), (layer, "fast", fast)) for fast in (False, True))
     with torch.set_grad_enabled(training):
         return row(f"layout, {name}, {'training' if training else 'inference'}", len(x), plain, rewrite, rounds)
 

@@ -85,6 +85,52 @@ def test_memory_that_grew_is_worse_than_recorded() -> None:
         compare([{**row, "ours": {"memory_mb": 20.0}}], [row])
 
 
+@pytest.mark.parametrize("name", ["deit_tiny", "deit3_small", "cait_xxs24", "resmlp_s12"])
+def test_timms_network_of_another_depth(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = bench(capsys, name, "--against", "timm", "--sizes", "32", "--depths", "1", "2", *QUICK)
+    assert [row["depth"] for row in found["rows"]] == [1, 2]
+    assert all(row["difference"] < 1e-5 for row in found["rows"])
+
+
+def test_without_a_peer_what_is_ours_is_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("deit_nano", "--out", str(tmp_path), *QUICK)
+    (row,) = bench(capsys, *words)["rows"]
+    kept = tmp_path / "bench.json"
+    kept.write_text(json.dumps({"rows": [{**row, "ours": {"share": 100.0}}]}))
+    assert "share" in refused(capsys, *words, "--compare", str(kept))
+
+
+def test_nothing_is_measured_before_every_case_is_known_to_be_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("patchloom.benching.records.about_machine", lambda: pytest.fail("it began to measure"))
+    damaged = tmp_path / "damaged.json"
+    (tmp_path / "bench.json").write_text("my own")
+    case = {"model": "deit_nano", "batch": 2, "size": 32, "depth": 6}
+    for words, told in (
+        (("deit_nano", "cait_nano", "--against", "timm"), "timm has no network like deit_nano"),
+        (("patchconvnet_nano", "deit_nano", "--against", "published"), "published is for PatchConvNet"),
+        (("deit_nano", "--sizes", "32", "33"), "33"),
+        (("deit_nano", "--threads", "100000"), "cores"),
+        (("vit_tiny_99999999999x1", "--sizes", "32"), "memory"),
+        (("deit_nano", "--out", str(tmp_path)), "not a file of kept figures"),
+    ):
+        assert told in refused(capsys, *words, *QUICK)
+    for rows, told in (
+        ([{**case, "ratio": "x"}], "not a file"),
+        ([{**case, "model": ["a"], "ratio": 1.0}], "not a file"),
+        ([3], "not a file"),
+        ([case], "no figure"),
+    ):
+        damaged.write_text(json.dumps({"rows": rows}))
+        assert told in refused(capsys, "deit_nano", "--compare", str(damaged), *QUICK)
+
+
+def test_more_images_than_memory_has_room_for(capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(capsys, "deit_nano", "--batch", "99999999999", "--rounds", "1", "--no-memory")
+    assert "not enough memory" in said
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

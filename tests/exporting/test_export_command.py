@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 import patchloom
 from conftest import stir
@@ -117,12 +120,16 @@ def test_images_of_the_users_own(weights: Path, tmp_path: Path, capsys: pytest.C
         (["--to", "torch", "--tolerance", "-1", "--out", "a.pt2"], "0 or more"),
         (["--to", "torch", "--tolerance", "nan", "--out", "a.pt2"], "0 or more"),
         (["--to", "torch", "--out", "notes.pt2"], "is not written over"),
+        (["--to", "torch", "--out", "pipe.pt2"], "is no regular file"),
+        (["--to", "torch", "--out", "loop.pt2"], "loop.pt2 cannot be written"),
     ],
 )
 def test_bad_input_is_one_sentence(words, sentence, weights, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     Path("folder.pt2").mkdir()
     Path("notes.pt2").write_text("my notes")
+    os.mkfifo("pipe.pt2")
+    Path("loop.pt2").symlink_to("loop.pt2")
     before = sorted(os.listdir())
     told = refused([str(weights), *words], capsys)
     assert re.search(sentence, told), told
@@ -170,6 +177,57 @@ def test_past_the_tolerance_nothing_is_written(weights: Path, tmp_path: Path, mo
     assert out.read_bytes() == before
     assert os.listdir(tmp_path) == ["a.safetensors"]
     main(["export", *words, "--tolerance", "0.1"])
+
+
+@pytest.mark.parametrize("which", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_leaves_no_draft(which: signal.Signals, weights: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "patchloom", "export", str(weights), "--to", "torch"]
+    process = subprocess.Popen(
+        [*command, "--out", str(tmp_path / "a.pt2")], stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    limit = time.time() + 120
+    while not list(tmp_path.iterdir()):
+        assert process.poll() is None
+        assert time.time() < limit
+        time.sleep(0.002)
+    process.send_signal(which)
+    _, said = process.communicate(timeout=120)
+    assert (process.returncode, said) == (3, "patchloom: stopped.\n")
+    assert not list(tmp_path.iterdir())
+
+
+def test_of_two_files_none_is_there_with_the_other_of_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed while it moves them: OpenVINO would read a graph with the weights of another without a word."""
+    folder, out = tmp_path / "draft", tmp_path / "a.xml"
+    folder.mkdir()
+    for place, words in ((folder, "after"), (tmp_path, "before")):
+        for name in ("a.xml", "a.bin"):
+            (place / name).write_text(words)
+
+    class Killed(Exception):
+        pass
+
+    moved: list[Path] = []
+
+    def replace(file: Path, to: Path) -> None:
+        if moved:
+            raise Killed
+        moved.append(to)
+        Path(file).rename(to)
+
+    monkeypatch.setattr(os, "replace", replace)
+    with pytest.raises(Killed):
+        exporter._move(folder, out)
+    assert moved == [tmp_path / "a.bin"]
+    assert not out.exists()
+
+
+def test_a_network_that_answers_nothing_but_zeros_is_exported(tmp_path: Path) -> None:
+    model = patchloom.create_model("resmlp_nano", num_classes=3, depth=1)
+    for parameter in model.head.parameters():
+        nn.init.zeros_(parameter)
+    assert exporter.export(model, "safetensors", tmp_path / "a.safetensors").difference == 0
 
 
 def test_damaged_weights_are_refused(tmp_path: Path) -> None:

@@ -32,11 +32,26 @@ def test_a_build_without_a_compiler_is_one_sentence(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     assert "no C++ compiler" in build.build(tmp_path)
-    for compiler in ("/bin/false", "/nowhere/g++", "/usr/bin/env false"):
+    monkeypatch.setenv("CXX", 'g++ "')
+    assert "is no command" in build.build(tmp_path)
+    for compiler in ("/bin/false", "/bin/true", "/nowhere/g++", "/usr/bin/env false"):
         monkeypatch.setenv("CXX", compiler)
         (tmp_path / "networks-avx2-old.so").touch()
+        (tmp_path / "another.so").touch()
         assert "could not be compiled" in build.build(tmp_path)
-        assert not list(tmp_path.iterdir())
+        assert [path.name for path in tmp_path.iterdir()] == ["another.so"]
+
+
+def test_a_compiler_that_knows_some_instructions_leaves_no_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sentence says that torch does the work, so no processor may find a library."""
+    folder, compiler = tmp_path / "kernels", tmp_path / "compiler"
+    folder.mkdir()
+    compiler.write_text('case "$*" in *vnni*) exit 1;; esac; for out; do :; done; echo library > "$out"')
+    monkeypatch.setenv("CXX", f"sh {compiler}")
+    assert "could not be compiled" in build.build(folder)
+    assert not list(folder.iterdir())
 
 
 def test_a_build_takes_no_library_away_before_its_successor_is_there(

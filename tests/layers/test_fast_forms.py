@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -152,6 +153,27 @@ def test_gelu_is_in_place_only_where_nobody_sees_it() -> None:
         assert gelu(x, layer).data_ptr() != x.data_ptr()
     x = nn.Linear(4, 4)(torch.randn(3, 4))
     assert gelu(x, nn.Linear(4, 4)).data_ptr() != x.data_ptr()
+
+
+def test_what_a_stand_in_gives_out_is_left_as_it_is() -> None:
+    class Keeping(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            self.kept = super().forward(x)
+            return self.kept
+
+    ffn, x = FFN(8, 16), torch.randn(2, 3, 8)
+    ffn.fc1 = Keeping(8, 16)
+    with torch.no_grad():
+        ffn(x)
+        assert torch.equal(ffn.fc1.kept, F.linear(x, ffn.fc1.weight, ffn.fc1.bias))
+
+
+def test_forward_mode_gradients_of_talking_heads() -> None:
+    layer, x, way = stir(TalkingHeadsAttention(24, 4)), torch.randn(1, 5, 24), torch.randn(1, 5, 24)
+    with forward_ad.dual_level():
+        got = forward_ad.unpack_dual(layer(forward_ad.make_dual(x, way))).tangent
+    wide, step = layer.double(), 1e-5 * way.double()
+    assert_close(got, (wide(x.double() + step) - wide(x.double() - step)).detach().float() / 2e-5, 1e-4)
 
 
 def test_global_hooks_count_too() -> None:

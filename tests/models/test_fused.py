@@ -13,7 +13,9 @@ from torch import nn
 import patchloom
 from conftest import assert_close, stir
 from patchloom.kernels import native
+from patchloom.layers.stems import LinearStem
 from patchloom.models.fused import FusedColumn, FusedResidual
+from patchloom.training import precision
 
 NETWORKS: list[tuple[str, dict[str, Any]]] = [
     ("deit_nano", {}),
@@ -81,6 +83,7 @@ def test_other_sizes_where_the_network_takes_them() -> None:
 
 
 needs_kernels = pytest.mark.skipif(not native.available(), reason=str(native.why_not()))
+needs_bf16 = pytest.mark.skipif(not precision.survives("bf16"), reason=f"bf16 {precision.why_not('bf16')}")
 FAMILIES = ["deit_nano", "cait_nano", "resmlp_nano", "patchconvnet_nano"]
 
 
@@ -120,10 +123,15 @@ def test_what_is_no_number_stays_none(name: str, int8: bool) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_under_autocast_and_for_no_image(name: str) -> None:
+def test_no_image_has_no_logits(name: str) -> None:
+    assert patchloom.fuse(network(name, {}))(torch.empty(0, 3, 32, 32)).shape == (0, 6)
+
+
+@needs_bf16
+@pytest.mark.parametrize("name", FAMILIES)
+def test_under_autocast(name: str) -> None:
     model, images = network(name, {}), torch.randn(2, 3, 32, 32)
     fused = patchloom.fuse(model)
-    assert fused(images[:0]).shape == (0, 6)
     with torch.autocast("cpu", torch.bfloat16):
         assert_close(fused(images).float(), model(images).float().detach(), 0.05)
 
@@ -137,6 +145,11 @@ def test_it_stays_in_its_precision_and_place(name: str) -> None:
     fused.to("cpu", torch.float32)
     elsewhere = patchloom.fuse(network(name, {}).to("meta"))
     assert elsewhere(torch.empty(2, 3, 32, 32, device="meta")).shape == (2, 6)
+
+
+@needs_bf16
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_network_in_bfloat16_stays_so(name: str) -> None:
     half = patchloom.fuse(network(name, {}).bfloat16())
     assert half(torch.randn(2, 3, 32, 32).bfloat16()).dtype == torch.bfloat16
 
@@ -154,6 +167,41 @@ def test_hooks_are_heard_and_keep_what_they_saw(name: str) -> None:
     whole = len(want) - (name == "deit_nano")  # of whose last block only the class token is computed
     for got, wanted in zip(seen[:whole], want[:whole], strict=True):
         assert_close(got, wanted, 1e-5)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_hook_on_what_writes_over_its_input_is_refused(name: str) -> None:
+    """Set on the copy itself, it would keep tensors that the next block has changed."""
+    fused, images = patchloom.fuse(network(name, {})), torch.randn(2, 3, 32, 32)
+    want = fused(images)
+    for module in (fused.stem, fused.blocks[0]):
+        with (
+            module.register_forward_hook(lambda *_: None),
+            pytest.raises(patchloom.PatchloomError, match="set it on the network, then fuse that"),
+        ):
+            fused(images)
+    heard: list[torch.Tensor] = []
+    fused.norm.register_forward_hook(lambda *given: heard.append(given[-1]))
+    assert torch.equal(fused(images), want)
+    assert len(heard) == 1
+
+
+def test_norms_without_scale_or_shift() -> None:
+    model, images = network("deit_nano", {}), torch.randn(2, 3, 32, 32)
+    for block, options in zip(model.blocks, ({"bias": False}, {"elementwise_affine": False}), strict=False):
+        for residual in (block.mixing, block.ffn):
+            residual.branches[0].norm = nn.LayerNorm(model.config.dim, eps=1e-6, **options)
+    assert_close(patchloom.fuse(model)(images), model(images).detach(), 1e-5)
+
+
+def test_a_stem_with_a_way_of_its_own_stays() -> None:
+    class Doubled(LinearStem):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(images)
+
+    model, images = network("deit_nano", {}), torch.randn(2, 3, 32, 32)
+    model.stem.__class__ = Doubled
+    assert_close(patchloom.fuse(model)(images), model(images).detach(), 1e-5)
 
 
 def test_a_second_fusing_may_choose_again() -> None:

@@ -12,43 +12,65 @@ from torch import Tensor, nn
 
 from patchloom.compat import import_timm
 from patchloom.errors import PatchloomError
+from patchloom.kernels import native
 from patchloom.layers.mixing import ConvBranch
 from patchloom.layers.scales import LayerScale
 from patchloom.layers.stems import Stem
 from patchloom.models.network import Network
-from patchloom.models.registry import create_model
+from patchloom.models.registry import create_model, find_config
 from patchloom.weights.hub import timm_name
 from patchloom.weights.load import load
+from patchloom.weights.timm_networks import timm_network
 
 PEERS = ("timm", "published")
 
 
+def check_case(name: str, against: str | None, size: int, depth: int | None, int8: bool) -> None:
+    """Raise what would hinder a measurement, before there is any."""
+    with torch.device("meta"):
+        ours = create_model(name, **_options(size, depth))
+    if against == "timm":
+        _timm_names(name)
+    if against == "published":
+        _refuse_published(ours)
+    if int8 and not native.available():
+        raise PatchloomError(f"--int8 needs the C++ kernels: {native.why_not()}")
+
+
+def _options(size: int, depth: int | None) -> dict[str, Any]:
+    return {"img_size": size, **({} if depth is None else {"depth": depth})}
+
+
 def pair(name: str, against: str | None, size: int, depth: int | None = None) -> tuple[Network, nn.Module | None]:
     """(ours, the peer) with equal weights, ready to answer; no peer where none is asked for."""
-    options = {"img_size": size, **({} if depth is None else {"depth": depth})}
     if against == "timm":
         return timm_pair(name, size, depth)
-    ours = create_model(name, **options)
+    ours = create_model(name, **_options(size, depth))
     stir(ours)
     ours.eval()
     return ours, published_form(ours) if against == "published" else None
 
 
 def timm_pair(name: str, size: int, depth: int | None) -> tuple[Network, nn.Module]:
-    timm = import_timm()
-    base = timm_name(name)
-    known = [full for full in timm.list_models(f"{base}_*") if re.fullmatch(rf"{base}_\d+", full)] if base else []
-    if not known:
-        raise PatchloomError(
-            f"timm has no network like {name}: leave --against out, or choose --against published for PatchConvNet."
-        )
-    full = f"{base}_{size}" if f"{base}_{size}" in known else known[0]
-    options: dict[str, Any] = {"img_size": size}
-    if depth is not None:
-        options["num_blocks" if full.startswith("resmlp") else "depth"] = depth
-    theirs = timm.create_model(full, **options).eval()
+    known = _timm_names(name)
+    if depth is None:
+        full = next((full for full in known if full.endswith(f"_{size}")), known[0])
+        theirs = import_timm().create_model(full, img_size=size).eval()
+    else:
+        theirs = timm_network(find_config(name).replace(**_options(size, depth))).eval()
     stir(theirs)
     return load(theirs.state_dict()), theirs
+
+
+def _timm_names(name: str) -> list[str]:
+    """What timm calls a network of ours, once for each size that it has."""
+    base = timm_name(name)
+    known = import_timm().list_models(f"{base}_*") if base else []
+    if found := [full for full in known if re.fullmatch(rf"{base}_\d+", full)]:
+        return found
+    raise PatchloomError(
+        f"timm has no network like {name}: leave --against out, or choose --against published for PatchConvNet."
+    )
 
 
 @torch.no_grad()
@@ -61,8 +83,7 @@ def stir(model: nn.Module) -> None:
 def published_form(model: Network) -> nn.Module:
     """A PatchConvNet as the authors' code computes it: a permute on either side of every block, scale and addition
     apart."""
-    if model.config.family != "patchconvnet":
-        raise PatchloomError(f"--against published is for PatchConvNet, not for {model.config.name}: choose timm.")
+    _refuse_published(model)
     model = copy.deepcopy(model)
     for module in model.modules():
         if isinstance(module, ConvBranch | Stem):
@@ -70,6 +91,11 @@ def published_form(model: Network) -> nn.Module:
         elif isinstance(module, LayerScale):
             module.forward = partial(_separately, module)  # type: ignore[method-assign]
     return model
+
+
+def _refuse_published(model: Network) -> None:
+    if model.config.family != "patchconvnet":
+        raise PatchloomError(f"--against published is for PatchConvNet, not for {model.config.name}: choose timm.")
 
 
 def _separately(scale: LayerScale, total: Tensor, y: Tensor) -> Tensor:

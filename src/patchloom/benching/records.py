@@ -60,17 +60,29 @@ def in_a_sentence(about: Mapping[str, Any], rounds: int) -> str:
 
 
 def keep(rows: Sequence[Row], about: Mapping[str, Any], path: Path) -> None:
-    path.write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n")
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        aside.write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n")
+        aside.replace(path)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise PatchloomError(f"{path} cannot be written ({error.strerror}).") from error
 
 
 def read_recorded(path: str | Path) -> list[Row]:
-    """The rows of a file that `keep` wrote."""
+    """The rows of a file that `keep` wrote, those with figures that can be compared."""
     try:
-        return [row for row in json.loads(Path(path).read_text())["rows"] if _case(row)]
+        rows = json.loads(Path(path).read_text())["rows"]
+        found = [row for row in rows if {_case(row)} and _figures(row)]  # a set: cases are looked up
+        if not all(isinstance(figure, int | float) for row in found for figure in _figures(row).values()):
+            raise TypeError
     except OSError as error:
         raise PatchloomError(f"{path} cannot be read ({error.strerror}).") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise PatchloomError(f"{path} is not a file of kept figures.") from error
+    if not found:
+        raise PatchloomError(f"{path} has no figure to compare with.")
+    return found
 
 
 def compare(rows: Sequence[Row], recorded: Sequence[Row]) -> None:

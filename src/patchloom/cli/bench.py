@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
     parser.add_argument("--sizes", type=_positive, nargs="+", metavar="PIXELS", help="image sides, one row each")
     parser.add_argument("--depths", type=_positive, nargs="+", metavar="BLOCKS", help="numbers of blocks, one row each")
     parser.add_argument("--rounds", type=_positive, default=15, help="interleaved rounds; figures are their medians")
-    parser.add_argument("--threads", type=_positive, help="default: all cores")
+    parser.add_argument("--threads", type=_threads, help="default: all cores")
     parser.add_argument("--no-memory", action="store_true", help="leave out the memory, which starts a process a row")
     parser.add_argument("--out", metavar="DIR", help="a folder for the figures' JSON and pictures")
     parser.add_argument(
@@ -37,22 +39,32 @@ def _positive(word: str) -> int:
     return int(word)
 
 
+def _threads(word: str) -> int:
+    if _positive(word) > (cores := os.cpu_count() or 1):
+        raise argparse.ArgumentTypeError(f"this machine has {cores} cores, fewer than {word}")
+    return int(word)
+
+
 def run(options: argparse.Namespace) -> None:
     import torch
 
+    from patchloom.benching.peers import check_case
     from patchloom.benching.records import about_machine, compare, in_a_sentence, keep, read_recorded
-    from patchloom.models.registry import find_config
 
-    configs = [find_config(name) for name in options.models]
+    cases = list(_cases(options))
+    for name, size, depth in cases:
+        check_case(name, options.against, size, depth, options.int8)
     recorded = read_recorded(options.compare) if options.compare else None
     out = out_folder(options.out) if options.out else None
+    if out and (out / "bench.json").exists():
+        read_recorded(out / "bench.json")  # another's file is not written over
     if options.threads:
         torch.set_num_threads(options.threads)
     about = about_machine()
     peak, copying = about["gemm_macs_per_s"], about["copy_bytes_per_s"]
     print(in_a_sentence(about, options.rounds), file=sys.stderr)
     rows = []
-    for row in _measured(configs, options):
+    for row in _measured(cases, options):
         rows.append(row)
         if not options.json:
             print(_line(row), flush=True)
@@ -65,16 +77,24 @@ def run(options: argparse.Namespace) -> None:
         compare(rows, recorded)
 
 
-def _measured(configs: list[Any], options: argparse.Namespace) -> Any:
-    from patchloom.benching.inference import measure
+def _cases(options: argparse.Namespace) -> Iterator[tuple[str, int, int | None]]:
+    """Name, image side and depth of every row."""
+    from patchloom.models.registry import find_config
 
-    for config in configs:
+    for config in [find_config(name) for name in options.models]:
         for size in options.sizes or [config.img_size[0]]:
             for depth in options.depths or [None]:
-                yield measure(
-                    config.name, options.against, batch=options.batch, size=size, depth=depth, rounds=options.rounds,
-                    memory=not options.no_memory, int8=options.int8,
-                )  # fmt: skip
+                yield config.name, size, depth
+
+
+def _measured(cases: list[tuple[str, int, int | None]], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    from patchloom.benching.inference import measure
+
+    for name, size, depth in cases:
+        yield measure(
+            name, options.against, batch=options.batch, size=size, depth=depth, rounds=options.rounds,
+            memory=not options.no_memory, int8=options.int8,
+        )  # fmt: skip
 
 
 def _line(row: dict[str, Any]) -> str:

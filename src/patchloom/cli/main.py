@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from patchloom import __version__
+from patchloom import __version__, drafts
 from patchloom.cli import bench, data, evaluate, explain, export, models, recipes, serve, train
 from patchloom.cli.output import speaks
 from patchloom.errors import InterruptedWork, PatchloomError
@@ -41,6 +41,16 @@ def main(words: Sequence[str] | None = None) -> None:
     except OSError as error:  # a full disk behind our output, and the like
         print(f"patchloom: {error}", file=sys.stderr)
         sys.exit(1)
+    except (MemoryError, RuntimeError) as error:
+        if options.debug or not _out_of_memory(error):
+            raise
+        print("patchloom: There is not enough memory: choose a smaller batch, image or network.", file=sys.stderr)
+        sys.exit(2)
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """torch raises a RuntimeError that says so, of a kind of its own on a GPU."""
+    return isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error)
 
 
 @contextmanager
@@ -54,6 +64,7 @@ def _ended_by_signals() -> Iterator[None]:
     def stop(*_: object) -> None:
         with suppress(Exception):
             sys.stdout.flush()
+        drafts.take_away()
         with suppress(OSError):
             os.write(2, b"patchloom: stopped.\n" if speaks() else b"")
         os._exit(3)

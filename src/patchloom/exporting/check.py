@@ -132,5 +132,5 @@ def compare(request: Request, run: Runner, pictures: Sequence[Image.Image]) -> F
         furthest = float(np.maximum(furthest, np.abs(got - want).max()))  # a number that is none stays
         same += (got.argmax(axis=1) == want.argmax(axis=1)).tolist()
         sizes.append((pixels.shape[0], pixels.shape[1], pixels.shape[2]))
-    difference = furthest / largest if furthest else 0.0
+    difference = furthest / largest if largest else furthest
     return Found(difference, sum(same) / len(same), len(same), tuple(dict.fromkeys(sizes)))

@@ -17,6 +17,7 @@ from typing import Any
 
 from PIL import Image
 
+from patchloom import drafts
 from patchloom.errors import PatchloomError
 from patchloom.exporting.check import Found, compare, find_pictures
 from patchloom.exporting.formats import Format, Request, find_format, make
@@ -91,15 +92,13 @@ def export(
 @contextmanager
 def _draft_folder(path: Path) -> Iterator[Path]:
     """A folder beside the file; those of exports that were killed are taken away."""
-    for left in path.parent.glob(f".{glob.escape(path.name)}.*"):
-        if left.suffix[1:].isdigit() and not Path("/proc", left.suffix[1:]).exists():
+    processes = Path("/proc")
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*") if processes.exists() else ():
+        if left.suffix[1:].isdigit() and not (processes / left.suffix[1:]).exists():
             shutil.rmtree(left, ignore_errors=True)
     folder = path.with_name(f".{path.name}.{os.getpid()}")
-    folder.mkdir()
-    try:
+    with drafts.made(folder):
         yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _write_checked(
@@ -144,7 +143,10 @@ def _checked_tolerance(tolerance: float | None, int8: bool) -> float:
 
 def _checked_path(out: str | PathLike[str], to: str, form: Format) -> Path:
     """Where the file may be written: told before anything is computed."""
-    path = Path(out).resolve() if Path(out).is_symlink() else Path(out)
+    try:
+        path = Path(out).resolve() if Path(out).is_symlink() else Path(out)
+    except (OSError, RuntimeError) as error:
+        raise PatchloomError(f"{out} cannot be written: {getattr(error, 'strerror', None) or error}.") from error
     if path.suffix not in form.suffixes:
         raise PatchloomError(f"A file for {to} ends in {' or '.join(form.suffixes)}, not {path.name!r}.")
     if not path.parent.is_dir():
@@ -154,6 +156,8 @@ def _checked_path(out: str | PathLike[str], to: str, form: Format) -> Path:
     for there in (path, path.with_suffix(".bin")) if to == "openvino" else (path,):
         if there.is_dir():
             raise PatchloomError(f"{there} is a folder; --out names a file.")
+        if there.exists() and not there.is_file():
+            raise PatchloomError(f"{there} is no regular file: it is not written over.")
     return path
 
 
@@ -201,6 +205,8 @@ def _move(folder: Path, path: Path) -> int:
     """Put what was written into its place, the file that names the others last; the bytes of all."""
     written = sorted(folder.iterdir(), key=lambda file: file.name == path.name)
     size = sum(file.stat().st_size for file in written)
+    if len(written) > 1:  # killed between two of them, there is no graph rather than one with others' weights
+        path.unlink(missing_ok=True)
     for file in written:
         os.replace(file, path.with_name(file.name))
     return size

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +10,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from patchloom.compat import import_timm
 from patchloom.errors import PatchloomError
 from patchloom.exporting.formats import Request, Runner
-from patchloom.models.resmlp import ResmlpConfig
-from patchloom.models.vit import VitConfig
 from patchloom.weights.files import METADATA_KEY, read, write
-from patchloom.weights.layouts import from_ours, written_config
+from patchloom.weights.layouts import from_ours
 from patchloom.weights.load import load
 from patchloom.weights.save import describe
+from patchloom.weights.timm_networks import timm_network
 
 
 class WeightsFile:
@@ -56,35 +53,6 @@ class WeightsFile:
                 f"{str(error).splitlines()[-1].strip()} --to safetensors takes every network."
             ) from error
         return module.eval()
-
-
-def timm_network(config: Any) -> nn.Module:
-    """timm's own network of this shape, with fresh weights."""
-    timm = import_timm()
-    options: dict[str, Any] = {
-        "img_size": config.img_size,
-        "patch_size": config.patch_size,
-        "in_chans": config.in_chans,
-        "num_classes": config.num_classes,
-        "embed_dim": config.dim,
-        "mlp_ratio": config.mlp_ratio,
-    }
-    if isinstance(config, ResmlpConfig):
-        mixer = timm.models.mlp_mixer
-        return mixer.MlpMixer(**options, num_blocks=config.depth, block_layer=mixer.ResBlock, norm_layer=mixer.Affine)
-    options |= {"depth": config.depth, "num_heads": config.heads}
-    if config.aggregation == "class_attention":
-        return timm.create_model("cait_xxs24_224", **options, depth_token_only=config.class_depth)
-    options["init_values"] = 1e-5 if config.scale == "layerscale" else None
-    if config.distilled:
-        return timm.create_model("deit_tiny_distilled_patch16_224", **options)
-    written = written_config(config, "timm")
-    assert isinstance(written, VitConfig)
-    options["no_embed_class"] = written.position_prefix == 0
-    if config.branches > 1:
-        block = timm.models.vision_transformer.ParallelThingsBlock
-        options["block_fn"] = partial(block, num_parallel=config.branches)
-    return timm.create_model("vit_tiny_patch16_224", **options)
 
 
 def make(request: Request, to: str) -> WeightsFile:

@@ -47,19 +47,23 @@ def library_file(name: str, folder: Path = HERE) -> Path:
 
 
 def build(folder: Path = HERE) -> str:
-    """Put the libraries into `folder`, and leave no others there; a sentence that says what came of it."""
+    """Put the libraries into `folder`, and leave no older ones there; a sentence that says what came of it."""
     sentence, built = _build(folder)
-    for old in set(folder.glob("*.so")).difference(built):
-        old.unlink()
+    for name in LIBRARIES:
+        for old in set(folder.glob(f"{name}-*.so")).difference(built):
+            old.unlink()
     return sentence
 
 
 def _build(folder: Path) -> tuple[str, list[Path]]:
     """The sentence and the files; one that is in use is replaced whole."""
-    compiler = shlex.split(os.environ.get("CXX", "")) or [shutil.which("g++") or shutil.which("clang++") or ""]
     if sys.platform != "linux" or platform.machine() != "x86_64":
         here = f"{sys.platform} on {platform.machine()}"
         return f"The C++ kernels are for Linux on x86-64, not {here}: torch and Pillow do the work.", []
+    try:
+        compiler = shlex.split(os.environ.get("CXX", "")) or [shutil.which("g++") or shutil.which("clang++") or ""]
+    except ValueError as error:
+        return f"CXX={os.environ['CXX']} is no command ({error}): torch and Pillow do the work of the C++ kernels.", []
     if compiler == [""]:
         return "There is no C++ compiler (g++ or clang++): torch and Pillow do the work of the C++ kernels.", []
     files = {name: library_file(name, folder) for name in LIBRARIES}
@@ -77,7 +81,7 @@ def _compile(compiler: list[str], library: Library, out: Path) -> str | None:
         done = subprocess.run(command, capture_output=True, text=True)
     except OSError as error:
         return f"{compiler[0]}: {error.strerror}"
-    if done.returncode:
+    if done.returncode or not fresh.exists():
         return next((line for line in done.stderr.splitlines() if "error" in line), "no message")
     fresh.replace(out)
     return None

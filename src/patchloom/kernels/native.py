@@ -35,7 +35,12 @@ def available() -> bool:
 
 def takes_kernels(x: Tensor) -> bool:
     """Whether a tensor can go through the C++ kernels: float32 on a CPU, with nothing that looks on or transforms."""
-    watched = torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
+    watched = (
+        torch.compiler.is_compiling()
+        or torch.jit.is_tracing()
+        or torch._C._are_functorch_transforms_active()
+        or torch.autograd.forward_ad._current_level >= 0
+    )
     return x.is_cpu and x.dtype == torch.float32 and not watched and available()
 
 

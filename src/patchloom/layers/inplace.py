@@ -32,10 +32,18 @@ def replaceable(layer: nn.Module, kind: type[nn.Module]) -> bool:
 
 def hooked(layer: nn.Module) -> bool:
     """Whether somebody looks at what the layer takes or gives, on the way forth or back."""
-    kinds = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
-    return any(getattr(layer, f"_{kind}") or getattr(of_all, f"_global_{kind}") for kind in kinds)
+    return bool(
+        layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
+        or of_all._global_forward_hooks or of_all._global_forward_pre_hooks
+        or of_all._global_backward_hooks or of_all._global_backward_pre_hooks
+    )  # fmt: skip
 
 
 def gelu(x: Tensor, made_by: nn.Module) -> Tensor:
     """The exact (erf) GELU of every published model, of what `made_by` has just put out."""
-    return torch.ops.aten.gelu_(x) if unseen(made_by) else F.gelu(x)
+    return torch.ops.aten.gelu_(x) if unseen(made_by) and _of_the_house(made_by) else F.gelu(x)
+
+
+def _of_the_house(layer: nn.Module) -> bool:
+    """Whether a layer is known to keep nothing of what it gives out, as a stand-in may."""
+    return type(layer).__module__.startswith(("torch.nn.", "patchloom.")) and "forward" not in vars(layer)

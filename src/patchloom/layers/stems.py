@@ -48,7 +48,7 @@ class LinearStem(Stem):
         super().__init__(nn.Conv2d(in_chans, dim, patch_size, stride=patch_size))
 
     def forward(self, images: Tensor) -> Tensor:
-        """The pixels of each patch in a row, then one matrix product: faster than a convolution of stride = kernel."""
+        """The pixels of each patch in a row, then one matrix product, whose tokens come out dense."""
         if not self.fast or not replaceable(self.proj, nn.Conv2d):
             return self.plain(images)
         weight, bias = self.proj.weight, self.proj.bias

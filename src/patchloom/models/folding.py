@@ -81,7 +81,9 @@ _ONE_AND_ZERO = torch.ones((), dtype=torch.double), torch.zeros((), dtype=torch.
 def norm_parts(norm: nn.Module) -> tuple[float, Tensor, Tensor]:
     """(eps, alpha, beta): alpha * x + beta, of the normalised x when eps >= 0; in double precision."""
     if isinstance(norm, nn.LayerNorm):
-        return norm.eps, norm.weight.double(), norm.bias.double()
+        one, zero = _ONE_AND_ZERO
+        alpha, beta = (part if part is None else part.double() for part in (norm.weight, norm.bias))
+        return norm.eps, one if alpha is None else alpha, zero if beta is None else beta
     if isinstance(norm, Affine):
         return -1.0, norm.alpha.double(), norm.beta.double()
     if isinstance(norm, BatchNorm):

@@ -31,7 +31,7 @@ from patchloom.layers.mixing import ConvBranch, CrossPatchLinear, Pointwise, Squ
 from patchloom.layers.norms import Affine, BatchNorm
 from patchloom.layers.residual import Block, Branch, DropPath, Residual
 from patchloom.layers.scales import FixupScale, LayerScale, ScalarScale, Scale
-from patchloom.layers.stems import Stem
+from patchloom.layers.stems import ConvStem, HMLPStem, LinearStem, Stem
 from patchloom.models.folding import (
     FoldedLinear,
     Form,
@@ -64,7 +64,7 @@ def fuse(
     form = _form(next(network.parameters()), kernels, int8)
     network.class_token_only = class_token_only
     network.fused = True
-    in_place = not any(hooked(module) for module in network.modules())  # a hook may keep what it is shown
+    in_place = network.writes_over = not any(hooked(m) for m in network.modules())  # a hook may keep what it is shown
     asked = (*network.pool, *(network.blocks[-1:] if network.join_at is not None else ()))
     for block in (block for stage in (network.blocks, network.pool) for block in stage if isinstance(block, Block)):
         few = form._replace(few=block in asked)
@@ -391,7 +391,10 @@ class Stage(NamedTuple):
 
 def stages_of(stem: nn.Module) -> list[Stage] | None:
     """The convolutions of a stem with what belongs to them; None if there is a layer of another kind."""
-    if not isinstance(stem, Stem) or not replaceable(stem, type(stem)) or hooked(stem.proj):
+    if not any(replaceable(stem, kind) for kind in (LinearStem, HMLPStem, ConvStem)):
+        return None
+    assert isinstance(stem, Stem)
+    if hooked(stem.proj):
         return None
     layers = [stem.proj] if isinstance(stem.proj, nn.Conv2d) else list(stem.proj.children())
     stages: list[Stage] = []

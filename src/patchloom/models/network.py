@@ -17,6 +17,7 @@ from patchloom.errors import PatchloomError
 from patchloom.kernels.libraries import instruction_set
 from patchloom.layers.attention import recording
 from patchloom.layers.init import init_module, trunc_normal
+from patchloom.layers.inplace import hooked
 from patchloom.layers.residual import Block
 from patchloom.models.config import Config, check_divisible
 from patchloom.models.preprocessing import default_preprocessing
@@ -98,6 +99,7 @@ class Network(nn.Module):
     maps = False  # the trunk works on maps (B, height, width, D) instead of tokens
     load_report: Any = None  # set by patchloom.load
     fused = False  # a copy for inference, made by patchloom.fuse
+    writes_over = False  # a fused copy whose blocks write over what they are given
     instructions: str | None = None  # those of the processor that a fused copy was laid out for
     class_token_only = True  # for logits, the last block computes only what they need
     gradient_checkpointing = False  # recompute each block in the backward pass instead of keeping its activations
@@ -227,6 +229,10 @@ class Network(nn.Module):
     def _tokens(self, images: Tensor, whole: bool) -> tuple[Tensor, TokenLayout]:
         """Tokens before the final norm. Unless `whole`, what only the patches' own outputs need is not computed."""
         layout = self._check_images(images)
+        if self.writes_over and any(hooked(m) for part in (self.stem, self.blocks, self.pool) for m in part.modules()):
+            raise PatchloomError(
+                "A fused copy writes over what a hook on its layers would see: set it on the network, then fuse that."
+            )
         if self.fused and _autocast(images):
             # a fused copy has the precision that it was made in
             with torch.autocast(images.device.type, enabled=False):

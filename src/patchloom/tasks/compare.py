@@ -14,6 +14,7 @@ import torch
 from patchloom.data.images import resize_and_crop
 from patchloom.data.mixing import normalise
 from patchloom.errors import PatchloomError
+from patchloom.models.fused import fuse
 from patchloom.tasks.distill import token_cosines
 from patchloom.tasks.evaluate import held_out_by, open_items, open_model, relabel
 from patchloom.tasks.figures import new_figure, save_figure
@@ -48,14 +49,14 @@ def disagreement(
     cosines: dict[str, list[float]] = {}
     for model in models:
         network, label = open_model(model), str(model)
-        placed = relabel(items, source, network, {})
+        placed, fused = relabel(items, source, network, {}), fuse(network)
         theirs = network.class_names or source.class_names
         answers: dict[str, Any] = {label: None}
         if network.head_distill is not None:
-            answers |= {f"{label} ({head})": head_answer(network, head) for head in ("class", "distill")}
+            answers |= {f"{label} ({head})": head_answer(fused, head) for head in ("class", "distill")}
             cosines[label] = _cosines(network, source, items)
         for name, answer in answers.items():
-            said = score(network, source, placed, network.preprocessing, batch=batch, answer=answer)
+            said = score(fused, source, placed, network.preprocessing, batch=batch, answer=answer)
             names.append(name)
             decisions.append(np.asarray([theirs[i] for i in said.predicted]))
     decisions.insert(0, np.asarray([source.class_names[item.label] for item in items]))

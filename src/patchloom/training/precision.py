@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from contextlib import AbstractContextManager, nullcontext
-from functools import lru_cache
+from functools import cache
 
 import torch
 
@@ -17,6 +18,7 @@ _PROBE = (
     "with torch.autocast('cpu', dtype=torch.{dtype}): y = a(x).float().square().mean()\n"
     "y.backward(); assert torch.isfinite(x.grad).all()"
 )
+_PATIENCE = 300  # seconds, of which importing torch takes a few
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[None]:
@@ -28,19 +30,29 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[Non
 
 def check_precision(precision: str, device: torch.device) -> None:
     """Refuse a precision that would kill the process: some machines advertise AMX and then fail on it."""
-    if precision != "float32" and device.type == "cpu" and not survives(precision):
+    if precision != "float32" and device.type == "cpu" and (why := why_not(precision)):
         raise PatchloomError(
-            f"precision={precision} kills the process on this machine (its advertised instructions do not work): use "
-            f"precision=float32, or set ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16 and try again."
+            f"precision={precision} {why}: use precision=float32, or set ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16 and try "
+            f"again."
         )
 
 
-@lru_cache
 def survives(precision: str) -> bool:
     """Whether a child process could multiply and differentiate in this precision on the CPU."""
+    return why_not(precision) is None
+
+
+@cache
+def why_not(precision: str) -> str | None:
+    """What became of a child process that did, to follow the name of the precision; None when all was well."""
     code = _PROBE.format(dtype={"bf16": "bfloat16", "fp16": "float16"}[precision])
     try:
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=300)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=_PATIENCE)
     except subprocess.TimeoutExpired:
-        return False
-    return done.returncode == 0
+        return f"gives no answer within {_PATIENCE} seconds on this machine"
+    if done.returncode < 0:
+        name = signal.Signals(-done.returncode).name
+        return f"kills the process on this machine ({name}: its advertised instructions do not work)"
+    if done.returncode:
+        return f"fails on this machine ({(done.stderr.splitlines() or ['no message'])[-1]})"
+    return None
