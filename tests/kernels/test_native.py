@@ -246,6 +246,27 @@ def test_the_operators_pass_torchs_own_checks() -> None:
     torch.library.opcheck(ops.attention.default, (q.detach(), k.detach(), v.detach(), 1.0, False))
 
 
+def test_those_that_write_in_place_pass_them_too() -> None:
+    x, maps, size = torch.randn(2, 5, 32), torch.randn(2, 3, 4, 32), native.panel()
+    square, four = native.pack(torch.randn(32, 32), torch.randn(32)), packed(layers_of((96, 32), (32, 32)), native.pack)
+    wide = packed(layers_of((64, 32), (32, 64)), native.pack)
+    vectors = [torch.randn(shape) for shape in ((9, 32), (32,), (32, 16), (16,), (16, 32), (32,))]
+    conv = native.joined([*square, *vectors, *square])[None]
+    blocks = native.joined([*four, *wide])[None]
+    patches = packed(layers_of((8, 2 * 2 * 32)), native.pack)
+    for operator, given in (
+        (ops.linear_, (x, x.clone(), *square, None)),
+        (ops.linear_, (maps, maps.clone(), *square, torch.randn(2, 32))),
+        (ops.ffn_, (x, None, *wide, 64, 1e-6)),
+        (ops.attention_, (x, x.clone(), *four, 2, 1.0, 1e-6, [])),
+        (ops.cross_patch_, (x, torch.randn(5, 5), torch.randn(3, -(-32 // size) * size), torch.randn(2, 5))),
+        (ops.conv_blocks_, (maps, conv, 16, 1e-6, False, False)),
+        (ops.attention_blocks_, (x, blocks, 2, 64, False, 1.0, 1e-6, 1e-6, False, False)),
+        (ops.stem, (torch.randn(2, 4, 6, 32), native.joined(patches), [8, 2, 2, 0], False)),
+    ):
+        torch.library.opcheck(operator.default, given)
+
+
 def test_shapes_that_do_not_fit_are_refused() -> None:
     q = torch.randn(1, 2, 3, 4)
     with pytest.raises(ValueError, match="do not fit"):
