@@ -103,6 +103,8 @@ def test_images_of_the_users_own(weights: Path, tmp_path: Path, capsys: pytest.C
     main(["export", *words, str(photos)])
     capsys.readouterr()
     assert "nowhere" in refused([*words, str(tmp_path / "nowhere")], capsys)
+    (tmp_path / "empty").mkdir()
+    assert "has no image in it" in refused([*words, str(tmp_path / "empty")], capsys)
     (photos / "1.png").write_bytes(b"no image")
     assert "1.png" in refused([*words, str(photos)], capsys)
 

@@ -54,7 +54,10 @@ class Found:
 def find_pictures(given: str | PathLike[str] | None, model: Any = None) -> list[Image.Image]:
     """Those of a file, folder or pattern; or what the run of a model held out; or photos of installed packages."""
     if given is not None:
-        return [read_image(path) for path in _spread(expand_images(given))]
+        paths = expand_images(given)
+        if paths == [Path(given)] and paths[0].is_dir():
+            raise PatchloomError(f"{given} has no image in it.")
+        return [read_image(path) for path in _spread(paths)]
     pictures = _held_out(model) if isinstance(model, str | PathLike) else []
     if not pictures:
         photos = [sample for sample in find_samples().values() if not sample.pixelated]
