@@ -93,7 +93,8 @@ def compare(rows: Sequence[Row], recorded: Sequence[Row]) -> None:
         raise PatchloomError("None of the cases measured is among those recorded: nothing was compared.")
     for why, cases in (("not recorded", now.keys() - then.keys()), ("not measured", then.keys() - now.keys())):
         if cases:
-            print(f"not compared, as {why}: {', '.join(sorted(str(case[0]) for case in cases))}", file=sys.stderr)
+            names = sorted(f"{case[0]} (beside {case[1]})" if case[1] else str(case[0]) for case in cases)
+            print(f"not compared, as {why}: {', '.join(names)}", file=sys.stderr)
     worse = [
         f"{case[0]}: {figure} {found:.2f}, recorded {before:.2f}"
         for case in shared
