@@ -18,15 +18,16 @@ PAPERS = [name for name in list_recipes() if "@" not in name]
 _DEIT = {
     "optimizer": "adamw", "lr": 1e-3, "batch_size": 1024, "epochs": 300, "warmup_epochs": 5, "weight_decay": 0.05,
     "label_smoothing": 0.1, "loss": "ce", "mixup": 0.8, "cutmix": 1.0, "augmentation": "rand", "magnitude": 9,
-    "crop": "rrc", "erasing": 0.25, "drop_path": 0.1, "repeated_augmentation": 3, "ema": 0.99996, "resolution": 224,
-    "lr_scaling": "linear", "clip_grad": 0, "test_crop_ratio": 0.875, "warmup_lr": 1e-6, "min_lr": 1e-5, "eps": 1e-8,
+    "crop": "rrc", "erasing": 0.25, "drop_path": 0.1, "repeated_augmentation": 3, "ema": 0, "resolution": 224,
+    "drop_path_decay": "linear", "lr_scaling": "linear", "clip_grad": 0,
+    "test_crop_ratio": 0.875, "warmup_lr": 1e-6, "min_lr": 1e-5, "eps": 1e-8,
     "schedule": "cosine", "mix_probability": 1, "switch_probability": 0.5, "color_jitter": 0,
 }  # fmt: skip
 _PATCHCONVNET = {
     "optimizer": "lamb", "lr": 3e-3, "batch_size": 2048, "epochs": 400, "warmup_epochs": 5, "weight_decay": 0.01,
     "label_smoothing": 0.1, "loss": "ce", "mixup": 0.8, "cutmix": 1.0, "augmentation": "rand", "magnitude": 9,
     "crop": "rrc", "erasing": 0, "drop_path": 0.15, "repeated_augmentation": 3, "ema": 0, "lr_scaling": "none",
-    "clip_grad": 1, "test_crop_ratio": 1.0, "resolution": 224,
+    "clip_grad": 1, "test_crop_ratio": 1.0, "resolution": 224, "drop_path_decay": "uniform",
 }  # fmt: skip
 _A2 = {
     "optimizer": "lamb", "lr": 5e-3, "batch_size": 2048, "epochs": 300, "warmup_epochs": 5, "weight_decay": 0.02,
@@ -38,7 +39,8 @@ _DEIT3 = {
     "optimizer": "lamb", "lr": 3e-3, "batch_size": 2048, "epochs": 400, "warmup_epochs": 5, "weight_decay": 0.02,
     "label_smoothing": 0, "loss": "bce", "bce_threshold": 0, "mixup": 0.8, "cutmix": 1.0, "augmentation": "three",
     "crop": "rrc", "color_jitter": 0.3, "erasing": 0, "drop_path": 0.1, "repeated_augmentation": 3, "clip_grad": 1,
-    "lr_scaling": "none", "layerscale": 1e-4, "test_crop_ratio": 1.0, "resolution": 224,
+    "lr_scaling": "none", "layerscale": 1e-4, "test_crop_ratio": 1.0, "resolution": 224, "scale": "layerscale",
+    "drop_path_decay": "uniform", "ema": 0,
 }  # fmt: skip
 _DEIT3_21K = {
     **_DEIT3, "epochs": 90, "label_smoothing": 0.1, "loss": "ce", "mixup": 0, "crop": "src", "repeated_augmentation": 1,
@@ -47,14 +49,27 @@ _SGD = {
     **_DEIT, "optimizer": "sgd", "lr": 0.01, "batch_size": 768, "epochs": 1000, "weight_decay": 1e-4, "erasing": 0,
     "drop_path": 0, "ema": 0, "lr_scaling": "none",
 }  # fmt: skip
+_GRAFIT = {
+    "optimizer": "sgd", "nesterov": True, "lr": 0.01, "batch_size": 512, "epochs": 240, "schedule": "cosine",
+    "label_smoothing": 0, "mixup": 0, "cutmix": 0, "repeated_augmentation": 1, "augmentation": "rand", "erasing": 0.25,
+    "resolution": 224, "ema": 0,
+}  # fmt: skip
+_CAIT = {
+    **_DEIT, "epochs": 400, "lr_scaling": "none", "test_crop_ratio": 1.0, "drop_path_decay": "uniform",
+    "scale": "layerscale", "layerscale": 1e-5,
+}  # fmt: skip
+_RESMLP = {
+    **_DEIT, "optimizer": "lamb", "lr": 5e-3, "batch_size": 2048, "epochs": 400, "weight_decay": 0.2,
+    "drop_path": 0.05, "lr_scaling": "none", "clip_grad": 1, "test_crop_ratio": 0.9, "precision": "float32",
+    "drop_path_decay": "uniform",
+}  # fmt: skip
 _INAT = {**_DEIT, "lr": 7.5e-5, "batch_size": 768, "epochs": 360, "erasing": 0.1, "ema": 0}
 PRINTED = {
     "deit": _DEIT,
-    "cait": {**_DEIT, "epochs": 400, "test_crop_ratio": 1.0, "drop_path": 0.1, "layerscale": 1e-5},
-    "resmlp": {
-        **_DEIT, "optimizer": "lamb", "lr": 5e-3, "batch_size": 2048, "epochs": 400, "weight_decay": 0.2,
-        "drop_path": 0.05, "lr_scaling": "none", "clip_grad": 1, "test_crop_ratio": 0.9, "precision": "float32",
-    },
+    "cait": _CAIT,
+    "depth_study": {**_DEIT, "drop_path": 0.05, "drop_path_decay": "uniform", "scale": None},
+    "resmlp": _RESMLP,
+    "resmlp_21k": {**_RESMLP, "epochs": 60},
     "patchconvnet": _PATCHCONVNET,
     "patchconvnet_21k": {**_PATCHCONVNET, "epochs": 90, "repeated_augmentation": 1},
     "patchconvnet_21k_to_1k": {
@@ -62,16 +77,20 @@ PRINTED = {
     },
     "patchconvnet_finetune": {
         **_PATCHCONVNET, "lr": 1e-5, "batch_size": 1024, "epochs": 10, "repeated_augmentation": 1, "drop_path": 0.05,
-        "resolution": 384,
+        "resolution": 384, "schedule": "constant", "warmup_epochs": 0,
     },
-    "vit_a2": {**_A2, "lr": 4e-3},
-    "vit_a2_ls": {**_A2, "lr": 4e-3, "epochs": 400, "layerscale": 1e-4},
+    "patchconvnet_per_class": {
+        **_PATCHCONVNET, "lr": 5e-4, "batch_size": 1024, "epochs": 100, "repeated_augmentation": 1, "drop_path": 0.05,
+    },
+    "vit_a2": {**_A2, "lr": 4e-3, "scale": "none", "drop_path_decay": "uniform"},
+    "vit_a2_ls": {**_A2, "lr": 4e-3, "epochs": 400, "scale": "layerscale", "layerscale": 1e-4},
     "deit3_1k": _DEIT3,
     "deit3_21k": _DEIT3_21K,
     "deit3_21k_to_1k": {**_DEIT3_21K, "lr": 3e-4, "epochs": 50, "drop_path": 0.15},
     "deit3_finetune": {
         **_DEIT, "lr": 1e-5, "batch_size": 512, "epochs": 20, "weight_decay": 0.1, "erasing": 0, "drop_path": 0.15,
         "repeated_augmentation": 1, "lr_scaling": "none", "test_crop_ratio": 1.0, "resolution": 384, "layerscale": 1e-4,
+        "drop_path_decay": "uniform",
     },
     "resnet_a2": _A2,
     "old_fashioned": {
@@ -80,25 +99,36 @@ PRINTED = {
         "mixup": 0, "cutmix": 0, "augmentation": "none", "crop": "rrc", "flip": 0.5, "erasing": 0, "drop_path": 0,
         "repeated_augmentation": 1, "clip_grad": 0, "ema": 0,
     },
+    "vit_original": {
+        "optimizer": "adamw", "lr": 3e-3, "batch_size": 4096, "epochs": 300, "weight_decay": 0.3, "warmup_epochs": 3.4,
+        "label_smoothing": 0, "augmentation": "none", "erasing": 0, "mixup": 0, "cutmix": 0, "dropout": 0.1,
+        "repeated_augmentation": 1, "drop_path": 0, "clip_grad": 1,
+    },
+    "vit_augreg": {
+        "optimizer": "adamw", "lr": 3e-3, "batch_size": 4096, "weight_decay": 0.3, "label_smoothing": 0.1, "cutmix": 0,
+        "erasing": 0, "repeated_augmentation": 1, "clip_grad": 1, "dropout": 0.1,
+    },
+    "deit_cifar10": {**_DEIT, "epochs": 7200},
     "deit_finetune": {
         **_DEIT, "lr": 5e-6, "min_lr": 5e-6, "batch_size": 512, "epochs": 30, "weight_decay": 1e-8, "drop_path": 0,
         "resolution": 384, "ema": 0,
     },
     "cait_finetune": {
-        **_DEIT, "lr": 5e-6, "min_lr": 5e-6, "batch_size": 256, "epochs": 60, "drop_path": 0, "resolution": 384,
-        "ema": 0, "lr_scaling": "none", "test_crop_ratio": 1.0, "layerscale": 1e-5,
+        **_CAIT, "lr": 5e-6, "min_lr": 5e-6, "batch_size": 256, "epochs": 60, "drop_path": 0, "resolution": 384,
     },
     "resmlp_finetune": {
         **_DEIT, "lr": 5e-6, "min_lr": 5e-6, "batch_size": 512, "epochs": 30, "weight_decay": 1e-8, "drop_path": 0.05,
-        "resolution": 384, "ema": 0, "test_crop_ratio": 0.9,
+        "resolution": 384, "ema": 0, "test_crop_ratio": 0.9, "drop_path_decay": "uniform",
     },
     "new_classes": {"optimizer": "adamw", "head_lr": 5e-3, "resolution": None},
     "transfer_cifar": _SGD,
     "transfer_flowers": _SGD,
     "transfer_cars": _SGD,
-    "transfer_food": {**_SGD, "batch_size": 512, "epochs": 240},
+    "transfer_food": _GRAFIT,
     "transfer_inat18": _INAT,
     "transfer_inat19": _INAT,
+    "grafit_transfer": _GRAFIT,
+    "grafit_transfer_cutmix": {**_GRAFIT, "cutmix": 1.0, "epochs": 300, "resolution": 384},
 }  # fmt: skip
 
 DROP_PATHS = {
@@ -123,6 +153,10 @@ DROP_PATHS = {
     "deit3_21k_to_1k": {"deit3_small": 0.05, "deit3_base": 0.15, "deit3_large": 0.4, "deit3_huge": 0.45},
     "deit3_finetune": {"deit3_small": 0.0, "deit3_base": 0.15, "deit3_large": 0.4, "deit3_huge": 0.55},
     "cait_finetune": {"cait_s24": 0.0, "cait_s36": 0.1, "cait_m36": 0.2, "cait_m48": 0.3},
+    "depth_study": {
+        "vit_small_12x1": 0.05, "vit_small_18x1": 0.1, "vit_small_24x1": 0.2, "vit_small_36x1": 0.25,
+        "vit_small_48x1": 0.3,
+    },
     "deit": {"deit_tiny": 0.1, "deit_small": 0.1, "deit_base": 0.1},
 }  # fmt: skip
 
@@ -153,6 +187,11 @@ def test_transfer_follows_the_family() -> None:
     resmlp = for_model("transfer_cifar", "resmlp_s24")
     assert (resmlp.optimizer, resmlp.lr, resmlp.weight_decay, resmlp.drop_path) == ("adamw", 5e-6, 0.05, 0.1)
     assert for_model("transfer_flowers", "deit3_base").test_crop_ratio == 1.0
+    assert for_model("transfer_flowers", "deit3_base").tune == "attention"
+    assert for_model("transfer_cars", "deit3_base").tune == for_model("transfer_flowers", "deit_base").tune == "all"
+    for name in ("cifar", "flowers", "cars", "inat18", "inat19"):
+        assert for_model(f"transfer_{name}", "resmlp_s12").test_crop_ratio == 0.9
+        assert for_model(f"transfer_{name}", "deit3_base").drop_path_decay == "uniform"
 
 
 def test_the_default_recipe_of_fine_tuning() -> None:
@@ -194,12 +233,19 @@ def test_rates_and_decays_by_width() -> None:
     [
         ("cait", "cait_nano", 0.0),  # the rule by depth
         ("cait", "deit_small", 0.0),
-        ("cait", "vit_base_18x2", 0.05),
+        ("cait", "cait_b12", 0.1),  # 0.1 more at width 768 (thesis 3.5.2)
+        ("cait", "vit_tiny_18x1", 0.025),  # half below width 384
+        ("cait", "resnet50_attention_pool", 0.0),  # no rate by width for convnets
+        ("vit_a2", "resnet50_attention_pool", 0.0),
+        ("patchconvnet", "resnet50_attention_pool", 0.0),
+        ("deit3_finetune", "resnet50_attention_pool", 0.0),
         ("resmlp", "resmlp_nano", 0.05),
         ("resmlp", "resmlp_s36", 0.1),
         ("patchconvnet", "patchconvnet_nano", 0.0),  # nearest S20
         ("patchconvnet", "patchconvnet_l60", 0.3),  # nearest B60
-        ("vit_a2", "vit_small_36x1", 0.05),
+        ("vit_a2", "vit_small_36x1", 0.2),  # deeper networks follow CaiT's rule,
+        ("vit_a2", "vit_small_18x2", 0.2),  # side by side as in a row
+        ("vit_a2", "vit_base_24x1", 0.2),
         ("deit3_1k", "deit3_medium", 0.0),  # nearest S
         ("deit3_1k", "deit3_huge_52", 0.5),
         ("deit3_21k_to_1k", "deit3_nano", 0.05),

@@ -56,6 +56,11 @@ class Config:
     def patches(self) -> int:
         return self.grid[0] * self.grid[1]
 
+    @property
+    def layerscale_start(self) -> float | None:
+        """The first value of LayerScale's factors; None for a network without LayerScale."""
+        return None
+
     def replace(self, **options: Any) -> Config:
         """A copy with other options; an unknown one is refused with the nearest known."""
         self.check_known(options, self.name)

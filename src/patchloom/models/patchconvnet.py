@@ -44,6 +44,10 @@ class PoolConfig(Config):
             )
 
     @property
+    def layerscale_start(self) -> float | None:
+        return self.scale_value
+
+    @property
     def prefix_tokens(self) -> int:
         if self.aggregation == "average":
             return 0

@@ -39,6 +39,10 @@ class ResmlpConfig(Config):
     def prefix_tokens(self) -> int:
         return int(self.aggregation == "class_mlp")
 
+    @property
+    def layerscale_start(self) -> float:
+        return layerscale_value(self.depth) if self.scale_value is None else self.scale_value
+
 
 class ResMLP(Network):
     """See the module's docstring; `config` decides every choice."""
@@ -76,8 +80,8 @@ def _ffn(config: ResmlpConfig, drop_path: float = 0.0) -> Residual:
 
 
 def _residual(config: ResmlpConfig, layer: nn.Module, drop_path: float = 0.0) -> Residual:
-    value = layerscale_value(config.depth) if config.scale_value is None else config.scale_value
-    return Residual([Branch(make_norm(config.norm, config.dim), layer, LayerScale(config.dim, value), drop_path)])
+    scale = LayerScale(config.dim, config.layerscale_start)
+    return Residual([Branch(make_norm(config.norm, config.dim), layer, scale, drop_path)])
 
 
 def _mixing(config: ResmlpConfig) -> nn.Module | None:

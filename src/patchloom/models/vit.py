@@ -102,6 +102,13 @@ class VitConfig(Config):
         return self.prefix_tokens if self.positions == "all" and joins_at_once else 0
 
     @property
+    def layerscale_start(self) -> float | None:
+        if self.scale != "layerscale":
+            return None
+        by_rule = 1e-4 if self.scale_rule == "fixed" else layerscale_value(self.depth)
+        return by_rule if self.scale_value is None else self.scale_value
+
+    @property
     def drop_path_rates(self) -> list[float]:
         """One rate a block: the same everywhere, or rising linearly from 0 (DeiT)."""
         if self.drop_path_decay == "uniform" or self.depth == 1:
@@ -173,9 +180,8 @@ def _norm(config: VitConfig) -> nn.Module:
 def make_scale(config: VitConfig) -> Scale:
     """The scale of one residual branch."""
     value, trainable = config.scale_value, config.scale_trainable
-    if config.scale == "layerscale":
-        by_rule = 1e-4 if config.scale_rule == "fixed" else layerscale_value(config.depth)
-        return LayerScale(config.dim, by_rule if value is None else value, config.scale_init, trainable)
+    if (start := config.layerscale_start) is not None:
+        return LayerScale(config.dim, start, config.scale_init, trainable)
     if config.scale in ("rezero", "skipinit"):
         return ScalarScale(0.0 if value is None else value, trainable)
     if config.scale == "fixup":

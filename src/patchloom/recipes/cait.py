@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from patchloom.layers.scales import layerscale_value, uniform_drop_rate
 from patchloom.models.config import Config
-from patchloom.recipes.cited import Cited, Size, cite, derive
+from patchloom.recipes.cited import Cited, Size, cite, derive, for_patches, size_of
 from patchloom.recipes.deit import DEIT
 from patchloom.recipes.recipe import Recipe
 
@@ -26,28 +26,56 @@ _RATES: dict[Size, tuple[str, float, float | None]] = {
 }
 _REFERENCE: Size = (384, 24)
 
+# Depth: drop rate of the depth study, thesis Table 3.11; 48 from the supplement, A.1.
+_STUDY = {12: 0.05, 18: 0.10, 24: 0.20, 36: 0.25, 48: 0.30}
+
 
 def cait(model: Config | None = None) -> Recipe:
     """DeiT's procedure for longer, with the drop rate and LayerScale's start of the model; CaiT-S24's without one."""
-    size = (model.dim, model.depth) if model else _REFERENCE
-    return cite(_CAIT, drop_path=_drop_path(size), layerscale=_layerscale(size))
+    size = size_of(model) if model else _REFERENCE
+    depth = model.depth if model else _REFERENCE[1]
+    return cite(_CAIT, drop_path=drop_rate(model), layerscale=_layerscale(size[0], depth))
 
 
-def _drop_path(size: Size) -> Cited:
-    if size not in _RATES:
-        # Printed as min(0.1 depth / 12 - 1, 0), never positive; as max it gives Table 3.16's own values for S.
-        rule = "the papers' rule for width 384, max(0.1 (depth / 12 - 1), 0)"
-        return round(uniform_drop_rate(size[1]), 4), f"inferred for width {size[0]}, depth {size[1]}: {rule}"
-    name, rate, iccv = _RATES[size]
-    other = f"ICCV Table 3: {iccv}" if iccv is not None else "ICCV Table 3 has no such row"
-    return rate, f"thesis Table 3.16: {rate} for {name} ({other}); default here the thesis; the same in every block"
+def depth_study(model: Config | None = None) -> Recipe:
+    """DeiT's procedure with the drop rate of the depth study; 12 blocks' without a model."""
+    depth = model.depth if model else 12
+    listed = min(_STUDY, key=lambda known: (abs(known - depth), known))
+    where = "the supplement, A.1" if listed == 48 else "thesis Table 3.11"
+    remark = "" if listed == depth else f"; inferred for {depth} blocks: the nearest listed depth"
+    return cite(
+        _DEPTH_STUDY,
+        drop_path=(_STUDY[listed], f"{where}: {_STUDY[listed]:g} for {listed} blocks{remark}"),
+        layerscale=_layerscale(384, depth),
+    )
 
 
-def _layerscale(size: Size) -> Cited:
-    source = f"thesis 3.5.1, by depth (here {size[1]}): 0.1 up to 18, 1e-5 up to 24, 1e-6 deeper"
-    if size == (192, 36):
+def drop_rate(model: Config | None) -> Cited:
+    """The drop rate of Table 3.16, or of the papers' rule for a model that it does not list."""
+    return for_patches(model, _drop_rate(size_of(model) if model else _REFERENCE))
+
+
+def _drop_rate(size: Size) -> Cited:
+    if size in _RATES:
+        name, rate, iccv = _RATES[size]
+        other = f"ICCV Table 3: {iccv}" if iccv is not None else "ICCV Table 3 has no such row"
+        return rate, f"thesis Table 3.16: {rate} for {name} ({other}); default here the thesis; the same in every block"
+    # Printed as min(0.1 depth / 12 - 1, 0), never positive; as max it gives Table 3.16's own values for S. The text
+    # (3.5.2) raises it by 0.1 at width 768 and lowers it below 384, where the table has half of it.
+    width, depth = size
+    rate, rule = uniform_drop_rate(depth), "max(0.1 (depth / 12 - 1), 0)"
+    if width >= 768:
+        rate, rule = rate + 0.1, f"{rule} + 0.1 from width 768 on"
+    elif width < 384:
+        rate, rule = rate / 2, f"{rule} / 2 below width 384"
+    return round(rate, 4), f"inferred for width {width}, depth {depth}: {rule} (thesis 3.5.2 and Table 3.16)"
+
+
+def _layerscale(width: int, depth: int) -> Cited:
+    source = f"thesis 3.5.1, by depth (here {depth}): 0.1 up to 18, 1e-5 up to 24, 1e-6 deeper"
+    if (width, depth) == (192, 36):
         source += "; the published code has 1e-5 for XXS-36; default here the papers' 1e-6"
-    return layerscale_value(size[1]), source
+    return layerscale_value(depth), source
 
 
 _CAIT = derive(
@@ -57,9 +85,22 @@ _CAIT = derive(
     "CaiT on ImageNet-1k; drop rate and LayerScale by model",
     epochs=(400, "thesis 3.7"),
     batch_size=(1024, "thesis 3.7"),
-    lr=(1e-3, "thesis 3.7: 1e-3 at batch 1024, not scaled further"),
+    lr=(1e-3, "thesis 3.7: 1e-3 at batch 1024"),
+    lr_scaling=("none", "thesis 3.7: not scaled further"),
     weight_decay=(0.05, "thesis 3.7"),
     warmup_epochs=(5.0, "thesis 3.7"),
     repeated_augmentation=(3, "author's answer in issue 104 of the published code: three repeats for 400 epochs too"),
+    drop_path_decay=("uniform", "thesis 3.5.2: the same rate in every block"),
+    scale=("layerscale", "thesis 3.5.1"),
     test_crop_ratio=(1.0, "thesis 3.7; the supplement reports some tables at 0.875; default here 1.0"),
+)
+
+_DEPTH_STUDY = derive(
+    DEIT,
+    "as DeiT (thesis 3.5.3)",
+    "depth_study",
+    "DeiT-S at 12 to 48 blocks with any model.scale (Table 3.11); drop rate by depth",
+    epochs=(300, "thesis Table 3.11"),
+    drop_path_decay=("uniform", "thesis Table 3.11: uniform; 0.05 is DeiT's linear 0.1 in expectation"),
+    scale=(None, "as the model says: the study compares them (model.scale=...)"),
 )

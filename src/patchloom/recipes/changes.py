@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import types
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from patchloom.errors import PatchloomError, did_you_mean
 from patchloom.models.config import Config
+from patchloom.recipes.cited import Cited, cite
+from patchloom.recipes.deit3 import finetune_at_224, longer_1k, longer_21k
+from patchloom.recipes.patchconvnet import rate_at_batch
 from patchloom.recipes.recipe import Recipe
 
 _ALIASES = {"img_size": "resolution"}
@@ -42,42 +45,119 @@ def parse_words(words: Iterable[str], extra: Collection[str] = ()) -> tuple[dict
     return changes, options
 
 
-def apply_changes(recipe: Recipe, changes: Mapping[str, Any]) -> tuple[Recipe, list[str]]:
+def apply_changes(recipe: Recipe, changes: Mapping[str, Any], model: Config | None = None) -> tuple[Recipe, list[str]]:
     """The recipe with changes, and sentences on what follows from them.
 
-    Where the recipe scales its rate with the batch and only the batch is changed, the rate follows. A warm-up as long
-    as the whole run shrinks with the epochs.
+    Fields that are not named follow those that are: the rate follows the batch where the recipe scales it, warm-up and
+    step decay keep their share of a shorter run, a paper's own rules for longer runs, other batches or resolutions
+    apply, and the floor of the rate is never above a rate that was changed.
     """
     named = {_ALIASES.get(key, key): value for key, value in changes.items()}
     changed, notes = recipe.replace(**named), []
     said = {name: f"set for this run; {recipe.name} has {getattr(recipe, name)}" for name in named}
     changed = dataclasses.replace(changed, sources={**recipe.sources, **said})
-    if recipe.lr_scaling == "linear" and "lr" not in named and changed.batch_size != recipe.batch_size:
-        changed = changed.replace(lr=recipe.lr * changed.batch_size / recipe.batch_size)
-        notes.append(f"lr {changed.lr:.3g}: {recipe.lr:.3g} at batch {recipe.batch_size}, scaled with the batch.")
-    if "warmup_epochs" not in named and changed.warmup_epochs >= changed.epochs:
-        changed = changed.replace(warmup_epochs=changed.epochs * recipe.warmup_epochs / max(recipe.epochs, 1))
-        notes.append(f"warm-up of {changed.warmup_epochs:.2g} epochs, as its share of the recipe's {recipe.epochs}.")
+    for name, (value, source) in _consequences(recipe, changed, model).items():
+        if name not in named and value != getattr(changed, name):
+            notes.append(f"{name} {_text(value)}: {source}.")
+            changed = cite(changed, **{name: (value, source)})
+    if changed.schedule == "cosine" and changed.min_lr > changed.lr:
+        notes.append(
+            f"The rate rises from {changed.lr:.3g} to min_lr {changed.min_lr:.3g}: {changed.sources.get('min_lr')}."
+        )
     return changed, notes
 
 
+def _consequences(recipe: Recipe, changed: Recipe, model: Config | None) -> dict[str, Cited]:
+    """Fields that follow from changed ones, with the reasons."""
+    found: dict[str, Cited] = {}
+    if recipe.lr_scaling == "linear" and changed.batch_size != recipe.batch_size:
+        lr = recipe.lr * changed.batch_size / recipe.batch_size
+        found["lr"] = lr, f"{recipe.lr:.3g} at batch {recipe.batch_size}, scaled with the batch"
+    if changed.warmup_epochs >= changed.epochs:
+        share = changed.epochs * recipe.warmup_epochs / max(recipe.epochs, 1)
+        found["warmup_epochs"] = share, f"its share of the recipe's {recipe.epochs} epochs"
+    if changed.epochs != recipe.epochs and recipe.decay_epochs:
+        marks = tuple(round(mark * changed.epochs / recipe.epochs) for mark in recipe.decay_epochs)
+        found["decay_epochs"] = marks, f"the same shares of the run as {recipe.decay_epochs} of {recipe.epochs}"
+    if changed.lr < changed.min_lr and changed.lr != recipe.lr:
+        found["min_lr"] = changed.lr, f"no floor above the rate; {recipe.name} has {recipe.min_lr:.3g}"
+    rule = _RULES.get(recipe.name)
+    if rule and any(getattr(changed, name) != getattr(recipe, name) for name in _RULED):
+        found |= rule(changed, model)
+    return found
+
+
+# What a paper changes with the length of the run, the batch or the resolution.
+_RULED = ("epochs", "batch_size", "resolution")
+_RULES: dict[str, Callable[[Recipe, Config | None], dict[str, Cited]]] = {
+    "deit3_1k": longer_1k,
+    "deit3_21k": longer_21k,
+    "deit3_finetune": finetune_at_224,
+    "patchconvnet_21k": rate_at_batch,
+}
+
+
 def network_config(config: Config, recipe: Recipe, num_classes: int, options: Mapping[str, Any]) -> Config:
-    """A model's config as the recipe trains it: its size, stochastic depth and LayerScale, then the user's options."""
+    """A model's config as the recipe trains it: size, stochastic depth, dropout and scales, then the user's options.
+
+    A family without a choice (ResMLP always has LayerScale, and the same drop rate in every block) keeps its own.
+    """
     own: dict[str, Any] = {"num_classes": num_classes}
     fields = {field.name for field in dataclasses.fields(config)}
-    if recipe.drop_path is not None:
-        own["drop_path"] = recipe.drop_path
-    if recipe.layerscale is not None and "scale_value" in fields:
-        scale = getattr(config, "scale", "layerscale")
-        if scale == "none" and config.family == "vit":  # the recipe trains networks with LayerScale
-            own["scale"] = scale = "layerscale"
-        if scale == "layerscale":
-            own["scale_value"] = recipe.layerscale
+    for name in ("drop_path", "drop_path_decay", "dropout"):
+        if getattr(recipe, name) is not None and name in fields:
+            own[name] = getattr(recipe, name)
+    if "scale" in fields:
+        own |= _scale(config, recipe, options)
+    elif recipe.layerscale is not None and "scale_value" in fields:
+        own["scale_value"] = recipe.layerscale
     patch = options.get("patch_size", config.patch_size)
     if recipe.resolution is not None:
         own["img_size"] = (recipe.resolution, recipe.resolution)
         own["patch_size"] = patch
     return config.replace(**{**own, **options})
+
+
+def _scale(config: Any, recipe: Recipe, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The scale of a ViT's branches and its start. Only what starts at LayerScale's value takes it from the recipe."""
+    scale = options.get("scale", recipe.scale or config.scale)
+    if scale in ("layerscale", "epsilon"):
+        value = config.scale_value if recipe.layerscale is None else recipe.layerscale
+        return {"scale": scale, "scale_value": value if scale == config.scale else recipe.layerscale}
+    return {"scale": scale} if scale == config.scale else {"scale": scale, "scale_value": None}
+
+
+def as_built(recipe: Recipe, network: Config, explicit: Collection[str], trained: bool) -> Recipe:
+    """The recipe with what the network has of it, so that a run records what it trains.
+
+    `explicit` are the fields that the user set: one that the network does not take is refused.
+    `trained`: the network starts from weights, which hold its scales.
+    """
+    start = network.layerscale_start
+    patches = network.family != "convnet"  # timm's convnets spread drop_path over their blocks in their own way
+    has = {
+        "drop_path": network.drop_path,
+        "drop_path_decay": getattr(network, "drop_path_decay", "uniform" if patches else None),
+        "dropout": getattr(network, "dropout", 0.0),
+        "scale": getattr(network, "scale", "none" if start is None else "layerscale"),
+        "layerscale": None if trained else start,
+    }
+    changed = {name: value for name, value in has.items() if value != getattr(recipe, name)}
+    for name in changed:
+        if name in explicit and getattr(recipe, name) is not None:
+            why = "its weights hold their scales" if trained and "scale" in name else f"it has {_text(has[name])}"
+            raise PatchloomError(f"{name}={_text(getattr(recipe, name))} cannot be set for {network.name}: {why}.")
+    sources = {name: f"{network.name}; {recipe.name} has {_text(getattr(recipe, name))}" for name in changed}
+    return dataclasses.replace(recipe.replace(**changed), sources={**recipe.sources, **sources})
+
+
+def keep_scales(recipe: Recipe) -> Recipe:
+    """The recipe for weights that are trained already: their scales stay what they are."""
+    return recipe.replace(scale=None, layerscale=None)
+
+
+def _text(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else "none" if value is None else str(value)
 
 
 def _parse(key: str, text: str, hint: Any) -> Any:

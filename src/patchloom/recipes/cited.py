@@ -43,11 +43,24 @@ def lamb(where: str) -> dict[str, Cited]:
     return {**LAMB, "optimizer": ("lamb", where)}
 
 
+def size_of(model: Config) -> Size:
+    """Width, and pairs of attention (or mixing) and FFN in all: P branches side by side count as P in a row."""
+    return model.dim, model.depth * getattr(model, "branches", 1)
+
+
+def for_patches(model: Config | None, rate: Cited) -> Cited:
+    """A drop rate by width and depth is for patch networks: a convnet with other widths has none."""
+    if model is None or model.family != "convnet":
+        return rate
+    return 0.0, f"inferred for {model.name}: none, as rates by width and depth are for patch networks"
+
+
 def nearest(rows: Mapping[Size, Row], model: Config) -> tuple[Row, str]:
     """The row of a paper's table for a model, and a remark where the model is not listed.
 
     The rule for an unlisted model: the row nearest in width, and among those of that width the nearest in depth.
     """
-    size = min(rows, key=lambda size: (abs(size[0] - model.dim), abs(size[1] - model.depth), size))
-    listed = size == (model.dim, model.depth)
+    width, depth = own = size_of(model)
+    size = min(rows, key=lambda size: (abs(size[0] - width), abs(size[1] - depth), size))
+    listed = size == own
     return rows[size], "" if listed else f"; inferred for {model.name}: the nearest listed width, then depth"

@@ -6,16 +6,19 @@ ImageNet-21k (quoted from thesis Table 6.9).
 
 from __future__ import annotations
 
+import dataclasses
+
 from patchloom.models.config import Config
-from patchloom.recipes.cited import Cited, Size, cite, derive, lamb, nearest
+from patchloom.recipes.cited import Cited, Size, cite, derive, for_patches, lamb, nearest
 from patchloom.recipes.deit import DEIT
 from patchloom.recipes.recipe import Recipe
 
 _TABLE = "thesis Table 6.1"
-_STAGE = "thesis 6.3.1 and README of the published code"
-_FINE = "thesis 6.3.6 and README of the published code"
 _README = "README of the published code"
+_STAGE = f"thesis Table 6.1 and {_README}"
+_FINE = f"{_README}; thesis 6.3.6 names the procedure"
 
+_LONG_21K = 240  # epochs of the longer pre-training
 _TI, _S, _B, _L, _H = (192, 12), (384, 12), (768, 12), (1024, 24), (1280, 32)
 
 # Drop rates by width and depth, with what else is printed for that size.
@@ -40,6 +43,12 @@ _RATES_FINE: dict[Size, Cited] = {
     _L: (0.4, "L at 384; at 224: 0.45"),
     _H: (0.55, "H at 224; none is printed at 384"),
 }
+_RATES_FINE_224: dict[Size, Cited] = {
+    _S: (0.0, "S at 384; none is printed at 224, where S is trained"),
+    _B: (0.2, "B at 224"),
+    _L: (0.45, "L at 224"),
+    _H: (0.55, "H at 224"),
+}
 
 
 def deit3_1k(model: Config | None = None) -> Recipe:
@@ -58,13 +67,55 @@ def deit3_21k_to_1k(model: Config | None = None) -> Recipe:
 
 
 def deit3_finetune(model: Config | None = None) -> Recipe:
-    """Fine-tuning at another resolution, in training mode: stochastic depth is active."""
-    return _for_model(_DEIT3_FINETUNE, model, _RATES_FINE, _FINE)
+    """Fine-tuning at another resolution, in training mode: stochastic depth is active. ViT-H, whose patches of 14 do
+    not divide 384, is fine-tuned at 224 (thesis Table 6.6)."""
+    recipe = _DEIT3_FINETUNE
+    if model is not None and model.family == "vit":
+        said = {name: f"inferred for {model.name}: {text}" for name, text in recipe.sources.items()}
+        recipe = dataclasses.replace(recipe, sources=said)
+    if model is None or 384 % model.patch_size == 0:
+        return _for_model(recipe, model, _RATES_FINE, _FINE)
+    size = (224, f"thesis Table 6.6: 224; patches of {model.patch_size} do not divide 384")
+    return cite(_for_model(recipe, model, _RATES_FINE_224, _FINE), resolution=size)
+
+
+def longer_1k(recipe: Recipe, _: Config | None) -> dict[str, Cited]:
+    """What more than 400 epochs change (thesis 6.4): the weight decay, and 0.05 of drop rate for every 200 epochs."""
+    extra = max(0, recipe.epochs - _DEIT3_1K.epochs)
+    if not extra:
+        return {}
+    rule = f"thesis 6.4, for {recipe.epochs} epochs"
+    return {
+        "weight_decay": (0.05, f"{rule}: 0.05"),
+        "drop_path": _raised(recipe, 0.05 * (extra // 200), f"{rule}: 0.05 more for every 200 epochs beyond 400"),
+    }
+
+
+def longer_21k(recipe: Recipe, _: Config | None) -> dict[str, Cited]:
+    """What 240 epochs change (caption of thesis Table 6.5): 0.05 more of drop rate."""
+    if recipe.epochs < _LONG_21K:
+        return {}
+    return {"drop_path": _raised(recipe, 0.05, f"caption of thesis Table 6.5: 0.05 more for {_LONG_21K} epochs")}
+
+
+def finetune_at_224(recipe: Recipe, model: Config | None) -> dict[str, Cited]:
+    """The drop rates of fine-tuning at 224 pixels, after training at 192 or 160."""
+    if recipe.resolution is None or recipe.resolution > 224:
+        return {}
+    return {"drop_path": _rate(model, _RATES_FINE_224, _FINE)}
+
+
+def _raised(recipe: Recipe, by: float, why: str) -> Cited:
+    return round((recipe.drop_path or 0.0) + by, 4), f"{recipe.drop_path or 0:g}, raised by {by:g}; {why}"
 
 
 def _for_model(recipe: Recipe, model: Config | None, rates: dict[Size, Cited], where: str) -> Recipe:
+    return cite(recipe, drop_path=_rate(model, rates, where))
+
+
+def _rate(model: Config | None, rates: dict[Size, Cited], where: str) -> Cited:
     (rate, size), remark = nearest(rates, model) if model else (rates[_B], "")
-    return cite(recipe, drop_path=(rate, f"{where}: {rate:g} for {size}; the same in every block{remark}"))
+    return for_patches(model, (rate, f"{where}: {rate:g} for {size}; the same in every block{remark}"))
 
 
 _DEIT3_1K = derive(
@@ -73,11 +124,14 @@ _DEIT3_1K = derive(
     "deit3_1k",
     "DeiT III on ImageNet-1k; drop rate by model",
     **lamb(_TABLE),
-    epochs=(400, f"{_TABLE}: 400, of 300 to 800; README 800; default here 400"),
+    epochs=(400, "thesis Table 6.15: 300 to 800; README 800; default here 400"),
     batch_size=(2048, _TABLE),
-    resolution=(224, f"{_TABLE}; 192 or 160 are advised for large models; README: S 224, B and L 192, H 160"),
+    resolution=(224, "thesis 6.3.1; 192 or 160 are advised for large models; README: S 224, B and L 192, H 160"),
     lr=(3e-3, f"{_TABLE}: 3e-3; README: 4e-3 for S, 3e-3 for the others; default here the thesis"),
-    weight_decay=(0.02, f"{_TABLE}: 0.02, 0.05 for longer runs; README 0.05 for 800 epochs; default here 0.02"),
+    weight_decay=(
+        0.02,
+        f"{_TABLE}: 0.02; thesis 6.4: 0.05 for longer runs; README 0.05 for 800 epochs; default here 0.02",
+    ),
     schedule=("cosine", _TABLE),
     warmup_epochs=(5.0, _TABLE),
     loss=("bce", _TABLE),
@@ -92,8 +146,10 @@ _DEIT3_1K = derive(
     mixup=(0.8, _TABLE),
     cutmix=(1.0, _TABLE),
     repeated_augmentation=(3, _TABLE),
-    layerscale=(1e-4, f"{_TABLE}; the same for all models"),
-    ema=(0.99996, f"published code: tracked and saved, never evaluated; not in {_TABLE}"),
+    drop_path_decay=("uniform", "published code: the same rate in every block"),
+    scale=("layerscale", _TABLE),
+    layerscale=(1e-4, "thesis 6.2.1: 1e-4 for all models"),
+    ema=(0.0, f"not in {_TABLE}; published code: tracked, never evaluated"),
     test_crop_ratio=(1.0, _TABLE),
 )
 
@@ -102,9 +158,9 @@ _DEIT3_21K = derive(
     "as deit3_1k",
     "deit3_21k",
     "DeiT III on ImageNet-21k; drop rate by model",
-    epochs=(90, f"{_TABLE}: 90 (240); README: 240 for S, B and L, 90 for H; default here 90"),
+    epochs=(90, "thesis Table 6.5: 90 (240); README: 240 for S, B and L, 90 for H; default here 90"),
     batch_size=(2048, _TABLE),
-    resolution=(224, f"{_TABLE}; README: 128 for H"),
+    resolution=(224, "thesis 6.3.1; README: 128 for H"),
     lr=(3e-3, f"{_TABLE}: 3e-3; README 1e-3 (1.5e-3 at batch 4096); default here the thesis"),
     weight_decay=(0.02, _TABLE),
     warmup_epochs=(5.0, _TABLE),
@@ -119,7 +175,7 @@ _DEIT3_21K = derive(
     mixup=(0.0, f"{_TABLE}: none"),
     cutmix=(1.0, _TABLE),
     repeated_augmentation=(1, f"{_TABLE}: none"),
-    layerscale=(1e-4, _TABLE),
+    layerscale=(1e-4, "thesis 6.2.1"),
     test_crop_ratio=(1.0, _TABLE),
 )
 
@@ -128,9 +184,9 @@ _DEIT3_TO_1K = derive(
     "as deit3_21k",
     "deit3_21k_to_1k",
     "DeiT III from ImageNet-21k to 1k; drop rate by model",
-    epochs=(50, _STAGE),
+    epochs=(50, _README),
     batch_size=(2048, _STAGE),
-    resolution=(224, f"{_STAGE}; thesis 6.3.1 runs the same stage at 384 too"),
+    resolution=(224, f"{_README}; thesis 6.3.1 runs the same stage at 384 too"),
     lr=(3e-4, _STAGE),
     weight_decay=(0.02, _STAGE),
     warmup_epochs=(5.0, _STAGE),
@@ -150,7 +206,7 @@ _DEIT3_FINETUNE = derive(
     "DeiT III at another resolution; drop rate by model",
     epochs=(20, _FINE),
     batch_size=(512, _FINE),
-    resolution=(384, f"{_FINE}: 384, and 224 after training at 192 or 160; default here 384"),
+    resolution=(384, f"{_README}: 384, and 224 after training at 192 or 160; default here 384"),
     optimizer=("adamw", _FINE),
     lr=(1e-5, f"{_FINE}; flat after the warm-up, as it equals the least rate"),
     lr_scaling=("none", "published code: never scaled"),
@@ -168,6 +224,8 @@ _DEIT3_FINETUNE = derive(
     mixup=(0.8, _FINE),
     cutmix=(1.0, _FINE),
     repeated_augmentation=(1, f"{_FINE}: none"),
-    layerscale=(1e-4, _TABLE),
+    drop_path_decay=("uniform", "published code: the same rate in every block"),
+    scale=("layerscale", _TABLE),
+    layerscale=(1e-4, "thesis 6.2.1"),
     test_crop_ratio=(1.0, _FINE),
 )

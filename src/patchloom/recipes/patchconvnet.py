@@ -7,11 +7,15 @@ pixels after ImageNet-21k (quoted from thesis Table 5.2).
 from __future__ import annotations
 
 from patchloom.models.config import Config
-from patchloom.recipes.cited import Cited, Size, cite, derive, lamb, nearest
+from patchloom.recipes.cited import Cited, Size, cite, derive, for_patches, lamb, nearest
 from patchloom.recipes.deit import DEIT
 from patchloom.recipes.recipe import Recipe
 
 _SETTINGS = "thesis 5.2.3 and 5.3.4"
+_CLIP: Cited = (
+    1.0,
+    f"{_SETTINGS}: no clipping; published code: LAMB clips the global norm at 1.0 by itself; default here LAMB's own",
+)
 _SMALL_WIDTH = 384  # of the S models, which decay less
 
 # Width and depth: size and drop rate, thesis Table 5.8.
@@ -48,6 +52,16 @@ def patchconvnet_21k_to_1k(model: Config | None = None) -> Recipe:
     return cite(_TO_1K, drop_path=_drop_path(model, less=0.1))
 
 
+def patchconvnet_per_class(model: Config | None = None) -> Recipe:
+    """From one query to one query per class, at the same resolution (finetune ... model.queries=per_class)."""
+    return cite(_PER_CLASS, drop_path=_drop_path(model, less=0.1))
+
+
+def rate_at_batch(recipe: Recipe, _: Config | None) -> dict[str, Cited]:
+    """The second rate that the thesis prints for pre-training on ImageNet-21k."""
+    return {"lr": (4e-3, "thesis 5.2.3: 4e-3 at batch 4096")} if recipe.batch_size == 4096 else {}
+
+
 def patchconvnet_finetune(model: Config | None = None) -> Recipe:
     """Fine-tuning at a higher resolution."""
     return cite(_FINETUNE, drop_path=_drop_path(model, less=0.1))
@@ -56,9 +70,8 @@ def patchconvnet_finetune(model: Config | None = None) -> Recipe:
 def _drop_path(model: Config | None, less: float = 0.0) -> Cited:
     (size, rate), remark = nearest(_RATES, model) if model else (_RATES[_REFERENCE], "")
     lowered = f", less {less}, at least 0 ({_SETTINGS})" if less else ""
-    return max(
-        round(rate - less, 4), 0.0
-    ), f"thesis Table 5.8: {rate} for {size}{lowered}; the same in every block{remark}"
+    source = f"thesis Table 5.8: {rate} for {size}{lowered}; the same in every block{remark}"
+    return for_patches(model, (max(round(rate - less, 4), 0.0), source))
 
 
 _PATCHCONVNET = derive(
@@ -66,7 +79,7 @@ _PATCHCONVNET = derive(
     "as DeiT (author's answer in issue 185 of the published code)",
     "patchconvnet",
     "PatchConvNet on ImageNet-1k; drop rate and weight decay by model",
-    **lamb(_SETTINGS),
+    **{**lamb(_SETTINGS), "clip_grad": _CLIP},
     epochs=(400, _SETTINGS),
     batch_size=(2048, _SETTINGS),
     lr=(3e-3, f"{_SETTINGS}: for all models"),
@@ -75,12 +88,17 @@ _PATCHCONVNET = derive(
     loss=("ce", _SETTINGS),
     label_smoothing=(0.1, f"inferred, as DeiT: {_SETTINGS} names label smoothing without a value"),
     augmentation=("rand", f"{_SETTINGS}: RandAugment, variant by Wightman et al."),
-    magnitude=(9.0, "author's answer in issue 185 of the published code: DeiT's defaults"),
+    magnitude=(
+        9.0,
+        "author's answer in issue 185 of the published code: DeiT's defaults, so 9; Wightman et al.'s own A2 has 7; "
+        "default here 9",
+    ),
     erasing=(0.0, f"{_SETTINGS}: no erasing"),
     mixup=(0.8, _SETTINGS),
     cutmix=(1.0, _SETTINGS),
     repeated_augmentation=(3, _SETTINGS),
     seed=(0, _SETTINGS),
+    drop_path_decay=("uniform", "published code: the same rate in every block"),
     layerscale=(None, "published code: 1e-4 for S60, 1e-6 for S120 and wider models; the model holds it"),
     ema=(0.0, f"{_SETTINGS}: no average of weights"),
     test_crop_ratio=(1.0, "inferred: not stated"),
@@ -119,9 +137,22 @@ _FINETUNE = derive(
     "PatchConvNet at a higher resolution; drop rate by model",
     epochs=(10, _SETTINGS),
     batch_size=(1024, _SETTINGS),
-    resolution=(384, "thesis Table 5.2: 288, 384 and 512; default here 384"),
-    lr=(1e-5, f"{_SETTINGS}; flat after the warm-up, as it equals the least rate"),
-    schedule=("cosine", "inferred, as the other stages: half cosine"),
+    resolution=(
+        384,
+        "thesis Table 5.2: 288, 384 and 512; which one the settings are for is not said; default here 384",
+    ),
+    lr=(1e-5, f"{_SETTINGS}: fixed at 1e-5"),
+    schedule=("constant", f"{_SETTINGS}: the rate is fixed"),
+    warmup_epochs=(0.0, f"inferred: {_SETTINGS} fixes the rate"),
     weight_decay=(0.01, _SETTINGS),
     repeated_augmentation=(1, f"{_SETTINGS}: none"),
+)
+
+_PER_CLASS = derive(
+    _TO_1K,
+    "inferred, as patchconvnet_21k_to_1k",
+    "patchconvnet_per_class",
+    "PatchConvNet from one query to one per class; drop rate by model",
+    batch_size=(1024, "thesis 5.2.1: a smaller batch, without a value; inferred, as patchconvnet_21k_to_1k"),
+    lr=(5e-4, "thesis 5.2.1: a lower rate, without a value; inferred, as patchconvnet_21k_to_1k"),
 )

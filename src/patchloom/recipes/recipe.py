@@ -10,11 +10,12 @@ from typing import Any, Literal, get_type_hints
 from patchloom.errors import PatchloomError, did_you_mean
 from patchloom.models.config import check_value, plain_number
 from patchloom.models.roles import ROLES
+from patchloom.models.vit import ScaleName
 
 Sources = Mapping[str, str]
 _SHARES = (
     "drop_path", "flip", "erasing", "label_smoothing", "mix_probability", "switch_probability", "bce_threshold",
-    "crop_scale", "color_jitter", "affine", "momentum",
+    "crop_scale", "color_jitter", "affine", "momentum", "dropout",
 )  # fmt: skip
 _NOT_NEGATIVE = (
     "lr", "head_lr", "min_lr", "warmup_lr", "warmup_epochs", "weight_decay", "clip_grad", "eps", "mixup", "cutmix",
@@ -81,7 +82,13 @@ class Recipe:
 
     # network
     drop_path: float | None = None  # None: as the model says
+    drop_path_decay: Literal["uniform", "linear"] | None = None  # over the blocks; None: as the model says
+    dropout: float | None = None  # None: as the model says
+    scale: ScaleName | None = None  # of residual branches: "layerscale", "none", ...; None: as the model says
     layerscale: float | None = None  # LayerScale's start; None: as the model says
+
+    # fine-tuning
+    tune: Literal["all", "attention", "ffn", "head"] = "all"  # the parameters that `finetune` trains
 
     # averaging and evaluation
     ema: float = 0.0  # decay of the averaged weights; 0: none

@@ -6,22 +6,25 @@ from collections.abc import Callable
 
 from patchloom.errors import PatchloomError, did_you_mean
 from patchloom.models.config import Config
-from patchloom.recipes.cait import cait
-from patchloom.recipes.deit import DEIT
+from patchloom.recipes.cait import cait, depth_study
+from patchloom.recipes.deit import DEIT, DEIT_CIFAR10, VIT_AUGREG, VIT_ORIGINAL
 from patchloom.recipes.deit3 import deit3_1k, deit3_21k, deit3_21k_to_1k, deit3_finetune
 from patchloom.recipes.patchconvnet import (
     patchconvnet,
     patchconvnet_21k,
     patchconvnet_21k_to_1k,
     patchconvnet_finetune,
+    patchconvnet_per_class,
 )
 from patchloom.recipes.recipe import Recipe
-from patchloom.recipes.resmlp import OLD_FASHIONED, resmlp
+from patchloom.recipes.resmlp import OLD_FASHIONED, resmlp, resmlp_21k
 from patchloom.recipes.rsb import RESNET_A2
 from patchloom.recipes.small import SUFFIX, small
 from patchloom.recipes.three_things import vit_a2, vit_a2_ls
 from patchloom.recipes.transfer import (
     DEIT_FINETUNE,
+    GRAFIT_TRANSFER,
+    GRAFIT_TRANSFER_CUTMIX,
     NEW_CLASSES,
     TRANSFER_FOOD,
     cait_finetune,
@@ -36,11 +39,14 @@ from patchloom.recipes.transfer import (
 _RECIPES: dict[str, Callable[[Config | None], Recipe]] = {
     "deit": lambda _: DEIT,
     "cait": cait,
+    "depth_study": depth_study,
     "resmlp": resmlp,
+    "resmlp_21k": resmlp_21k,
     "patchconvnet": patchconvnet,
     "patchconvnet_21k": patchconvnet_21k,
     "patchconvnet_21k_to_1k": patchconvnet_21k_to_1k,
     "patchconvnet_finetune": patchconvnet_finetune,
+    "patchconvnet_per_class": patchconvnet_per_class,
     "vit_a2": vit_a2,
     "vit_a2_ls": vit_a2_ls,
     "deit3_1k": deit3_1k,
@@ -49,6 +55,9 @@ _RECIPES: dict[str, Callable[[Config | None], Recipe]] = {
     "deit3_finetune": deit3_finetune,
     "resnet_a2": lambda _: RESNET_A2,
     "old_fashioned": lambda _: OLD_FASHIONED,
+    "vit_original": lambda _: VIT_ORIGINAL,
+    "vit_augreg": lambda _: VIT_AUGREG,
+    "deit_cifar10": lambda _: DEIT_CIFAR10,
     "deit_finetune": lambda _: DEIT_FINETUNE,
     "cait_finetune": cait_finetune,
     "resmlp_finetune": resmlp_finetune,
@@ -59,6 +68,8 @@ _RECIPES: dict[str, Callable[[Config | None], Recipe]] = {
     "transfer_food": lambda _: TRANSFER_FOOD,
     "transfer_inat18": transfer_inat18,
     "transfer_inat19": transfer_inat19,
+    "grafit_transfer": lambda _: GRAFIT_TRANSFER,
+    "grafit_transfer_cutmix": lambda _: GRAFIT_TRANSFER_CUTMIX,
 }
 _FINETUNING = {
     "deit": "deit_finetune", "deit3": "deit3_finetune", "vit": "deit3_finetune", "cait": "cait_finetune",

@@ -11,7 +11,7 @@ from patchloom.recipes.cited import Cited, cite, derive, lamb
 from patchloom.recipes.deit import DEIT
 from patchloom.recipes.recipe import Recipe
 
-_SETTINGS = "thesis 4.3.1"
+_SETTINGS = "caption of thesis Table 4.3 and author's answer in issue 106 of the published code"
 _REFERENCE_DEPTH = 12
 _RATES: dict[int, Cited] = {
     12: (0.05, "author's answers in issues 106 and 117 of the published code: 0.05 for 12 layers"),
@@ -31,25 +31,43 @@ def resmlp(model: Config | None = None) -> Recipe:
 
 _RESMLP = derive(
     DEIT,
-    "as DeiT (thesis 4.3.1)",
+    "as DeiT (thesis 4.3)",
     "resmlp",
     "ResMLP on ImageNet-1k; drop rate by model",
     **lamb(_SETTINGS),
-    epochs=(400, _SETTINGS),
-    batch_size=(2048, f"{_SETTINGS}, and the author's answer in issue 106 of the published code"),
+    epochs=(400, "caption of thesis Table 4.1"),
+    batch_size=(2048, "author's answer in issue 106 of the published code"),
     lr=(5e-3, f"{_SETTINGS}; not scaled"),
     weight_decay=(0.2, _SETTINGS),
-    layerscale=(None, "published code: 0.1 for S12, 1e-5 for S24, 1e-6 for S36 and B24; the model holds it"),
+    drop_path_decay=("uniform", "published code: the same rate in every block"),
+    layerscale=(
+        None,
+        "published code: 0.1 for S12, 1e-5 for S24, 1e-6 for S36 and B24 (by CaiT's rule B24 would have 1e-5); "
+        "the model holds it",
+    ),
     test_crop_ratio=(0.9, "README of the published code; the training crop is unchanged"),
     precision=("float32", "author's answer in issue 106 of the published code: no autocast"),
 )
+
+
+def resmlp_21k(model: Config | None = None) -> Recipe:
+    """Pre-training on ImageNet-21k (ResMLP-B24/8)."""
+    base = resmlp(model)
+    return derive(
+        base,
+        "inferred, as resmlp",
+        "resmlp_21k",
+        "ResMLP-B24/8 on ImageNet-21k; drop rate by model",
+        epochs=(60, "thesis Table 4.3: B24/8 on ImageNet-21k for 60 epochs; nothing else is printed"),
+    )
+
 
 # How ResNets were trained: SGD, steps, crops and flips only.
 OLD_FASHIONED = cite(
     Recipe(name="old_fashioned", summary="any network the way ResNets were trained"),
     epochs=(90, "thesis Table 4.3"),
     batch_size=(256, _UNPRINTED),
-    resolution=(224, "thesis 4.3.1"),
+    resolution=(224, "thesis Table 4.3"),
     seed=(0, "inferred"),
     optimizer=("sgd", "thesis Table 4.3"),
     lr=(0.1, f"0.1 x batch / 256, {_UNPRINTED}"),

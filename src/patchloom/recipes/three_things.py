@@ -6,7 +6,8 @@ It reaches 83 % with a sequential ViT-L without LayerScale in 300 epochs (quoted
 from __future__ import annotations
 
 from patchloom.models.config import Config
-from patchloom.recipes.cited import Size, cite, derive, nearest
+from patchloom.recipes.cait import drop_rate
+from patchloom.recipes.cited import Cited, Size, cite, derive, for_patches, nearest, size_of
 from patchloom.recipes.recipe import Recipe
 from patchloom.recipes.rsb import RESNET_A2
 
@@ -37,8 +38,16 @@ def _for_model(recipe: Recipe, model: Config | None) -> Recipe:
     return cite(
         recipe,
         lr=(lr, f"{_PAPER}: {lr:g} for {size} (4e-3 for Ti and S, 3e-3 for B and L){remark}"),
-        drop_path=(rate, f"{_PAPER}: {rate:g} for {size}; the same in every block{remark}"),
+        drop_path=_drop_path(model, (rate, f"{_PAPER}: {rate:g} for {size}; the same in every block{remark}")),
     )
+
+
+def _drop_path(model: Config | None, row: Cited) -> Cited:
+    """The paper's row; deeper networks than it lists (it prints no rates for them) follow CaiT's rule."""
+    if model is None or size_of(model) in _ROWS or size_of(model)[1] <= 12:
+        return for_patches(model, row)
+    rate, source = drop_rate(model)
+    return rate, f"{_PAPER}: not printed for deeper networks; inferred for {model.name}, as cait: {source}"
 
 
 _VIT_A2 = derive(
@@ -50,6 +59,8 @@ _VIT_A2 = derive(
     resolution=(224, _PAPER),
     seed=(0, _PAPER),
     weight_decay=(0.02, "as A2: thesis Table 6.1"),
+    drop_path_decay=("uniform", _PAPER),
+    scale=("none", f"{_PAPER}: without LayerScale"),
     layerscale=(None, f"{_PAPER}: without LayerScale"),
     test_crop_ratio=(0.95, "inferred, as A2: not stated for ViTs"),
 )
@@ -60,5 +71,6 @@ _VIT_A2_LS = derive(
     "vit_a2_ls",
     "ViT with LayerScale on ImageNet-1k, procedure A2; rates by model",
     epochs=(400, _PAPER),
+    scale=("layerscale", f"{_PAPER}: with LayerScale"),
     layerscale=(1e-4, "published code: 1e-4"),
 )

@@ -12,12 +12,12 @@ from patchloom.recipes.deit import DEIT
 from patchloom.recipes.recipe import Recipe
 from patchloom.recipes.resmlp import resmlp
 
-_FINE = "README of the published code and thesis 3.4.5"
+_FINE = "README of the published code"
 _M48 = "author's answer in issue 108 of the published code, for M48 at 448"
 _SGD = "author's answers in issues 45, 105 and 141 of the published code"
 _RESMLP = "author's answer in issue 117 of the published code"
 _CAIT = "thesis 3.7.1.3"
-_GRAFIT = "Grafit 2.4.6 and 2.5.4"
+_GRAFIT = "thesis 2.4.6 and 2.5.4"
 
 DEIT_FINETUNE = derive(
     DEIT,
@@ -31,7 +31,6 @@ DEIT_FINETUNE = derive(
     min_lr=(5e-6, f"{_FINE}: as the rate, so that it is constant after the warm-up"),
     weight_decay=(1e-8, "README of the published code"),
     drop_path=(0.0, "published code: these runs were in eval mode, so none"),
-    ema=(0.0, "none: the published runs evaluate the raw weights"),
     test_crop_ratio=(0.875, "published code: resized to 438, cropped to 384"),
 )
 
@@ -52,7 +51,6 @@ def cait_finetune(model: Config | None = None) -> Recipe:
         lr_scaling=("none", _M48),
         min_lr=(5e-6, "inferred: as DeiT's fine-tuning, constant after the warm-up"),
         drop_path=(rate, f"{_M48}: 0.3, that is 0.1 less than in training; so here for every model, at least 0"),
-        ema=(0.0, "none: the published runs evaluate the raw weights"),
     )
 
 
@@ -65,6 +63,7 @@ def resmlp_finetune(model: Config | None = None) -> Recipe:
         "resmlp_finetune",
         "ResMLP at another resolution, the same classes",
         drop_path=(own.drop_path, own.sources["drop_path"]),
+        drop_path_decay=(own.drop_path_decay, own.sources["drop_path_decay"]),
         test_crop_ratio=(own.test_crop_ratio, own.sources["test_crop_ratio"]),
     )
 
@@ -84,6 +83,7 @@ NEW_CLASSES = derive(
     schedule_by=("step", "ours: a short run"),
     warmup_epochs=(1.0, "ours"),
     weight_decay=(0.05, "ours: as in training"),
+    drop_path_decay=(None, "ours: as the weights were trained"),
     crop_scale=(0.35, "ours: an object stays in view"),
     augmentation=("none", "ours: a short run"),
     erasing=(0.0, "ours: a short run"),
@@ -114,21 +114,47 @@ def transfer_inat19(model: Config | None = None) -> Recipe:
     return _transfer(model, "transfer_inat19", "iNaturalist 2019", 360, 10)
 
 
-TRANSFER_FOOD = derive(
+GRAFIT_TRANSFER = derive(
     DEIT,
     "inferred, as DeiT",
-    "transfer_food",
-    "Food-101, from trained weights",
-    epochs=(240, _GRAFIT),
+    "grafit_transfer",
+    "Flowers, Cars, Food-101, iNat-18 and iNat-19 from trained weights, as Grafit transfers",
+    epochs=(240, f"{_GRAFIT}: for all data sets"),
     batch_size=(512, _GRAFIT),
-    optimizer=("sgd", f"inferred: {_GRAFIT} names a rate of SGD's size, not the optimizer"),
-    momentum=(0.9, "published code"),
+    resolution=(224, _GRAFIT),
+    optimizer=("sgd", f"thesis 2.4.3: SGD in the whole chapter; {_GRAFIT} do not name it"),
+    momentum=(0.9, "inferred: ResNet practice, thesis 2.4.3 gives no value"),
+    nesterov=(True, "thesis 2.4.3"),
     lr=(0.01, _GRAFIT),
-    lr_scaling=("none", _GRAFIT),
-    weight_decay=(1e-4, "inferred: as DeiT's transfer with SGD"),
-    erasing=(0.0, "inferred: as DeiT's transfer with SGD"),
-    drop_path=(0.0, "inferred: as DeiT's transfer with SGD"),
-    ema=(0.0, "none"),
+    lr_scaling=("none", "inferred: the rate is given at its batch"),
+    schedule=("cosine", _GRAFIT),
+    warmup_epochs=(0.0, f"inferred: {_GRAFIT} name no warm-up"),
+    min_lr=(0.0, f"inferred: {_GRAFIT} name no floor"),
+    weight_decay=(1e-4, "inferred: ResNet practice, the chapter gives no value"),
+    label_smoothing=(0.0, "thesis 2.4.3: none named"),
+    augmentation=("rand", "thesis 2.4.3: RandAugment"),
+    magnitude=(9.0, "inferred, as DeiT: the chapter gives no strength"),
+    erasing=(0.25, "thesis 2.4.3: erasing; inferred, as DeiT: the chapter gives no strength"),
+    mixup=(0.0, "thesis 2.4.3: none named"),
+    cutmix=(0.0, f"{_GRAFIT}: none; CutMix belongs to Table 2.10 (grafit_transfer_cutmix)"),
+    repeated_augmentation=(1, "thesis 2.4.3: none named"),
+    drop_path=(0.0, "inferred: none named"),
+    test_crop_ratio=(0.875, f"inferred: {_GRAFIT} name a centre crop of 224"),
+)
+
+TRANSFER_FOOD = derive(GRAFIT_TRANSFER, "as grafit_transfer", "transfer_food", "Food-101, from trained weights")
+
+GRAFIT_TRANSFER_CUTMIX = derive(
+    GRAFIT_TRANSFER,
+    "as grafit_transfer",
+    "grafit_transfer_cutmix",
+    "the longer transfer of Grafit's Table 2.10, with CutMix and FixRes",
+    epochs=(300, "thesis Table 2.10: 300 for Food-101 and iNat, 1000 for Flowers and Cars; default here 300"),
+    resolution=(
+        384,
+        "thesis Table 2.10: 384, with FixRes: resolution=224 and `--finish 384` train low and finish high",
+    ),
+    cutmix=(1.0, "thesis Table 2.10: CutMix; inferred, as DeiT: 1.0"),
 )
 
 
@@ -138,18 +164,32 @@ def _transfer(model: Config | None, name: str, data: str, epochs: int, slower: i
     family = model.family if model else "deit"
     summary = f"{data}, from trained weights; by family"
     if family == "cait":
+        rate = 1e-3 / slower
+        flat = "; flat after the warm-up, as it equals the least rate" if rate == DEIT.min_lr else ""
         values: dict[str, Cited] = {
             "epochs": (epochs, _CAIT),
-            "lr": (1e-3 / slower, f"{_CAIT}: that of training divided by {slower}"),
+            "lr": (rate, f"{_CAIT}: that of training divided by {slower}{flat}"),
             "test_crop_ratio": (0.875, _CAIT),
         }
-        return derive(cait(model), "as cait", name, summary, **values, ema=(0.0, "none"))
+        return derive(cait(model), "as cait", name, summary, **values)
     if family == "resmlp" and name == "transfer_cifar":
-        return derive(resmlp(model), "as resmlp", name, summary, **_resmlp_values(epochs), ema=(0.0, "none"))
+        return derive(resmlp(model), "as resmlp", name, summary, **_resmlp_values(epochs))
     values = _inat_values() if "inat" in name else _sgd_values(epochs, name)
+    return derive(DEIT, "as DeiT", name, summary, **values, **_of_family(family, name))
+
+
+def _of_family(family: str, name: str) -> dict[str, Cited]:
+    """What a family other than DeiT keeps of its own in DeiT's protocol."""
+    if family == "deit":
+        return {}
+    values: dict[str, Cited] = {"drop_path_decay": ("uniform", "published code: the same rate in every block")}
+    if family == "resmlp":
+        values["test_crop_ratio"] = (0.9, "inferred, as in training: README of the published code")
     if family in ("deit3", "vit"):
         values["test_crop_ratio"] = (1.0, "thesis 6.3.5.1: 1.0 for all; 0.875 would be better on iNaturalist")
-    return derive(DEIT, "as DeiT", name, summary, **values, ema=(0.0, "none"))
+    if family == "deit3" and name == "transfer_flowers":
+        values["tune"] = ("attention", "thesis 6.3.5.1: attention only, 0.2 better than all")
+    return values
 
 
 def _sgd_values(epochs: int, name: str) -> dict[str, Cited]:
@@ -183,6 +223,7 @@ def _resmlp_values(epochs: int) -> dict[str, Cited]:
         "batch_size": (768, _RESMLP),
         "optimizer": ("adamw", _RESMLP),
         "lr": (5e-6, _RESMLP),
+        "min_lr": (1e-5, f"{_RESMLP}: left at 1e-5, above the rate, which therefore rises from 5e-6 to 1e-5"),
         "lr_scaling": ("none", _RESMLP),
         "clip_grad": (0.0, _RESMLP),
         "weight_decay": (0.05, _RESMLP),

@@ -14,7 +14,7 @@ from patchloom.models.config import Config
 from patchloom.models.preprocessing import Preprocessing
 from patchloom.models.registry import config_from_json, find_config
 from patchloom.models.roles import TUNINGS
-from patchloom.recipes.changes import apply_changes, network_config
+from patchloom.recipes.changes import apply_changes, as_built, keep_scales, network_config
 from patchloom.recipes.recipe import Recipe
 from patchloom.recipes.registry import find_recipe
 from patchloom.training.checkpoints import parse_interval
@@ -115,7 +115,7 @@ class Job:
     @classmethod
     def from_settings(cls, values: Mapping[str, Any]) -> Job:
         known = {field.name for field in dataclasses.fields(Recipe)}
-        fields = {key: value for key, value in values.items() if key in known}
+        fields = {key: value for key, value in _as_now(values).items() if key in known}
         start, teaching = values.get("start"), values.get("teaching")
         return cls(
             values["data"],
@@ -129,6 +129,22 @@ class Job:
 
     def network_config(self, num_classes: int) -> Config:
         return network_config(self.config, self.recipe, num_classes, self.options)
+
+
+def _as_now(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with the fields that earlier versions did not record, as those versions understood them."""
+    if "scale" in values:
+        return dict(values)
+    model = values["model"]
+    scale = values["model_options"].get("scale", model.get("scale"))
+    if scale == "none" and model.get("family") == "vit" and values.get("layerscale") is not None:
+        scale = "layerscale"
+    changed: dict[str, Any] = {"scale": scale}
+    if scale not in (None, "layerscale"):
+        changed["layerscale"] = None
+    if not values.get("schedule_published"):
+        changed["min_lr"] = min(values["min_lr"], values["lr"])
+    return {**values, **changed}
 
 
 def plan_job(
@@ -153,10 +169,16 @@ def plan_job(
     if chosen.resolution is not None and config.img_size[0] < 224 and "resolution" not in changes:
         chosen = chosen.replace(resolution=None)  # a model for small images keeps its size
     if start is not None:
-        chosen = chosen.replace(layerscale=None)  # the weights have their scales
-    resolved, notes = apply_changes(chosen, changes)
+        chosen = keep_scales(chosen)
+    published = options.get("scale_form") == "published"
+    if (
+        published and "warmup_epochs" not in changes
+    ):  # ReZero, SkipInit, Fixup and T-Fixup also leave it out (thesis 3.5)
+        changes = {**changes, "warmup_epochs": 0.0}
+    resolved, notes = apply_changes(chosen, changes, config.replace(**shape))
     parse_interval(resolved.checkpoint_every)
-    network_config(config, resolved, 2, options)  # refuses what cannot be built
+    network = network_config(config, resolved, 2, options)  # refuses what cannot be built
+    resolved = as_built(resolved, network, changes, start is not None)
     if start is None and ("finetune" in resolved.name or "_to_1k" in resolved.name):
         notes.append(
             f"{resolved.name} is made for weights that are trained already; here the network starts at random."

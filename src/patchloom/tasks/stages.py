@@ -14,6 +14,7 @@ from typing import Any
 
 from patchloom.data.sources import open_source
 from patchloom.errors import PatchloomError
+from patchloom.recipes.changes import keep_scales
 from patchloom.recipes.registry import find_recipe, finetuning_recipe
 from patchloom.tasks import carry_out as single
 from patchloom.tasks.job import Job, plan_job
@@ -39,7 +40,7 @@ class Finish:
         images = len(open_source(low.data, low.labels).items())
         config = low.network_config(low.config.num_classes)
         recipe = find_recipe(self.recipe or finetuning_recipe(config.family, True, images), config)
-        fitting = recipe.replace(layerscale=None)  # the weights of the first stage have their scales
+        fitting = keep_scales(recipe)  # those of the first stage
         job = plan_job(low.data, config, fitting, self._settings(low), {}, low.labels)
         return dataclasses.replace(job, notes=())
 

@@ -1,0 +1,161 @@
+"""What a run records is what its network and its schedule have, whatever recipe, model and changes meet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from patchloom.errors import PatchloomError
+from patchloom.layers.residual import DropPath
+from patchloom.models.network import Network
+from patchloom.models.registry import build
+from patchloom.recipes.registry import list_recipes
+from patchloom.tasks.job import Job, plan_job
+from patchloom.training.schedule import learning_rate
+
+PAPERS = [name for name in list_recipes() if "@" not in name]
+FAMILIES = ["deit_nano", "deit3_nano", "cait_nano", "vit_tiny_12x1", "vit_tiny_6x2", "resmlp_nano", "patchconvnet_nano"]
+
+
+def plan(model: str, recipe: str, options: dict[str, Any] | None = None, **changes: Any) -> Job:
+    return plan_job("digits", model, recipe, changes, {"depth": 3, **(options or {})})
+
+
+def network_of(job: Job) -> Network:
+    return build(job.network_config(4))
+
+
+def scale_starts(network: Network) -> set[float]:
+    """The first values of LayerScale's gammas in the trunk."""
+    named = network.blocks.state_dict().items()
+    return {round(float(value), 8) for name, p in named if name.endswith("scale.gamma") for value in p[:1]}
+
+
+def drop_rates(network: Network) -> list[float]:
+    """One rate per block, read from the modules."""
+    rates = [{m.rate for m in block.modules() if isinstance(m, DropPath)} for block in network.blocks]
+    assert all(len(found) == 1 for found in rates)
+    return [found.pop() for found in rates]
+
+
+@pytest.mark.parametrize("model", FAMILIES)
+@pytest.mark.parametrize("recipe", PAPERS)
+def test_what_is_recorded_is_what_the_network_and_the_schedule_have(recipe: str, model: str) -> None:
+    job = plan(model, recipe, img_size=16 if "nano" in model else 32, drop_path=0.3, epochs=20)
+    network, recorded = network_of(job), job.recipe
+    starts = scale_starts(network)
+    assert starts == (set() if recorded.layerscale is None else {round(recorded.layerscale, 8)})
+    assert recorded.scale == ("layerscale" if starts else "none")
+    rates = [0.3] * 3 if recorded.drop_path_decay == "uniform" else [0.0, 0.15, 0.3]
+    assert drop_rates(network) == pytest.approx(rates)
+    assert recorded.dropout == getattr(network.config, "dropout", 0.0)
+    after = [learning_rate(recorded, step, 1) for step in range(round(recorded.warmup_epochs + 1), 21)]
+    if recorded.schedule == "cosine":
+        assert after[-1] == pytest.approx(recorded.min_lr, abs=1e-12)
+        assert recorded.min_lr <= recorded.lr or any("rises" in note for note in job.notes)
+    elif recorded.schedule == "step":
+        assert after[-1] < recorded.lr
+
+
+@pytest.mark.parametrize(
+    ("model", "recipe", "scale", "decay"),
+    [
+        ("deit_nano", "deit3_1k", "layerscale", "uniform"),
+        ("deit_nano", "vit_a2_ls", "layerscale", "uniform"),
+        ("deit3_nano", "vit_a2", "none", "uniform"),
+        ("cait_nano", "vit_a2", "none", "uniform"),
+        ("deit_nano", "cait", "layerscale", "uniform"),
+        ("deit3_nano", "deit", "layerscale", "linear"),
+        ("deit_nano", "deit", "none", "linear"),
+        ("deit_nano", "depth_study", "none", "uniform"),
+        ("resmlp_nano", "vit_a2", "layerscale", "uniform"),
+    ],
+)
+def test_scale_and_drop_rates_are_the_recipes(model: str, recipe: str, scale: str, decay: str) -> None:
+    recorded = plan(model, recipe).recipe
+    assert (recorded.scale, recorded.drop_path_decay) == (scale, decay)
+
+
+@pytest.mark.parametrize("recipe", ["cait", "deit3_1k", "deit", "vit_a2_ls"])
+@pytest.mark.parametrize(
+    ("scale", "start"), [("rezero", 0.0), ("skipinit", 0.0), ("fixup", 1.0), ("t-fixup", None), ("shortcut_gate", None)]
+)
+def test_other_scales_keep_their_own_start(recipe: str, scale: str, start: float | None) -> None:
+    for model in ("cait_nano", "deit3_nano", "deit_nano"):
+        job = plan(model, recipe, {"scale": scale})
+        alphas = {float(p) for name, p in network_of(job).state_dict().items() if name.endswith("scale.alpha")}
+        assert alphas == (set() if start is None else {start})
+        assert job.recipe.layerscale is None
+        assert job.recipe.scale == scale
+
+
+def test_an_explicit_layerscale_reaches_the_network_or_is_refused() -> None:
+    job = plan("deit_nano", "deit", {"scale": "layerscale"}, layerscale=0.003)
+    assert scale_starts(network_of(job)) == {0.003}
+    for model, options, changes in [
+        ("deit_nano", {}, {"layerscale": 0.003}),
+        ("cait_nano", {"scale": "rezero"}, {"layerscale": 0.003}),
+        ("resmlp_nano", {}, {"scale": "rezero"}),
+        ("resmlp_nano", {}, {"drop_path_decay": "linear"}),
+    ]:
+        with pytest.raises(PatchloomError, match=next(iter(changes))):
+            plan(model, "deit", options, **changes)
+
+
+def test_the_run_is_the_same_after_it_was_written_and_read() -> None:
+    for model, recipe, options in [("deit_nano", "vit_a2_ls", {}), ("cait_nano", "cait", {"scale": "rezero"})]:
+        job = plan(model, recipe, options)
+        again = Job.from_settings(job.settings())
+        assert again.network_config(4) == job.network_config(4)
+        assert again.recipe == job.recipe
+
+
+def test_runs_of_earlier_versions_keep_their_network_and_their_rate() -> None:
+    """They did not record the scale: LayerScale was given to vit_* alone, and the floor was never above the rate."""
+    for model, recipe, has in [("vit_tiny_12x1", "vit_a2_ls", True), ("deit_nano", "deit3_1k", False)]:
+        settings = plan(model, recipe, lr=5e-6).settings()
+        del settings["scale"], settings["drop_path_decay"], settings["dropout"], settings["tune"]
+        settings["min_lr"] = 1e-5
+        old = Job.from_settings(settings)
+        assert bool(scale_starts(build(old.network_config(4)))) is has
+        assert old.recipe.min_lr == 5e-6
+
+
+@pytest.mark.parametrize(
+    ("recipe", "changes", "field", "value"),
+    [
+        ("patchconvnet_21k", {"batch_size": 4096}, "lr", 4e-3),  # 5.2.3
+        ("patchconvnet_21k", {"batch_size": 1024}, "lr", 3e-3),
+        ("cait", {"batch_size": 512}, "lr", 1e-3),  # "not scaled"
+        ("deit", {"batch_size": 512}, "lr", 5e-4),
+        ("old_fashioned", {"epochs": 9}, "decay_epochs", (3, 6, 8)),
+        ("deit", {"lr": 1e-6}, "min_lr", 1e-6),
+        ("deit3_1k", {"epochs": 800}, "weight_decay", 0.05),  # 6.4
+        ("deit3_1k", {"epochs": 800}, "drop_path", 0.2),
+        ("deit3_1k", {"epochs": 600}, "drop_path", 0.15),
+        ("deit3_1k", {"epochs": 300}, "weight_decay", 0.02),
+        ("deit3_1k", {"epochs": 800, "drop_path": 0.3}, "drop_path", 0.3),
+        ("deit3_21k", {"epochs": 240}, "drop_path", 0.15),  # Table 6.5
+        ("deit3_finetune", {"resolution": 224}, "drop_path", 0.2),
+        ("deit3_finetune", {}, "drop_path", 0.15),
+    ],
+)
+def test_what_follows_from_a_change(recipe: str, changes: dict[str, Any], field: str, value: Any) -> None:
+    job = plan_job("digits", "deit3_base", recipe, changes, {})
+    assert getattr(job.recipe, field) == pytest.approx(value)
+
+
+def test_huge_is_fine_tuned_at_224() -> None:
+    job = plan_job("digits", "deit3_huge", "deit3_finetune", {}, {})
+    assert (job.recipe.resolution, job.recipe.drop_path) == (224, 0.55)
+
+
+def test_published_forms_have_no_warmup() -> None:
+    assert plan("deit_nano", "deit", {"scale": "rezero", "scale_form": "published"}).recipe.warmup_epochs == 0
+    assert plan("deit_nano", "deit", {"scale": "rezero"}).recipe.warmup_epochs == 5
+
+
+def test_fixed_rate_of_patchconvnet() -> None:
+    recipe = plan("patchconvnet_nano", "patchconvnet_finetune").recipe
+    assert {learning_rate(recipe, step, 3) for step in range(30)} == {1e-5}
