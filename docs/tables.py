@@ -1,4 +1,4 @@
-"""Write the tables of the documentation from the registry: `python docs/tables.py`.
+"""Write the tables of the documentation from the registries: `python docs/tables.py`.
 
 A page marks where a table goes with `<!-- table: KIND FAMILY -->` and `<!-- end -->`; what stands between the two is
 replaced. The numbers on a page are therefore those of the code, and a test keeps them so.
@@ -14,6 +14,8 @@ from typing import Any
 import patchloom  # noqa: F401 - fills the registry
 from patchloom.models.complexity import complexity
 from patchloom.models.registry import Entry, entries
+from patchloom.recipes.recipe import Recipe
+from patchloom.recipes.registry import find_recipe, list_recipes
 
 DOCS = Path(__file__).parent
 PRINTED_AT = 224  # pixels, the resolution of the papers' figures
@@ -72,7 +74,38 @@ def variants(family: str | None) -> str:
     return markdown(("model", *(SHAPE[name] for name in columns), "params, M", "MACs, G"), rows, left=(0,))
 
 
-TABLES: dict[str, Callable[[str | None], str]] = {"models": all_models, "variants": variants}
+def all_recipes(_: str | None) -> str:
+    """Every recipe with the values for its paper's reference model."""
+    head = ("recipe", "optimizer, rate", "batch", "epochs", "weight decay", "loss", "mixup, CutMix")
+    rows = [recipe_row(find_recipe(name)) for name in list_recipes() if "@" not in name]
+    return markdown((*head, "augmentation, crop", "drop path"), rows, left=(0, 1, 5, 6, 7))
+
+
+def recipe_row(recipe: Recipe) -> tuple[str, ...]:
+    optimizer = {"adamw": "AdamW", "lamb": "LAMB", "sgd": "SGD"}[recipe.optimizer]
+    head = f", head {recipe.head_lr:g}" if recipe.head_lr else ""
+    smoothing = f", smoothing {recipe.label_smoothing:g}" if recipe.label_smoothing else ""
+    policy = {"rand": f"RandAugment {recipe.magnitude:g}", "three": "3-Augment"}.get(
+        recipe.augmentation, recipe.augmentation
+    )
+    return (
+        f"`{recipe.name}`",
+        f"{optimizer}, {recipe.lr:g}{head}",
+        str(recipe.batch_size),
+        str(recipe.epochs),
+        f"{recipe.weight_decay:g}",
+        recipe.loss.upper() + smoothing,
+        f"{recipe.mixup:g}, {recipe.cutmix:g}",
+        f"{policy}, {recipe.crop.upper()}",
+        f"{recipe.drop_path:g}",
+    )
+
+
+TABLES: dict[str, Callable[[str | None], str]] = {
+    "models": all_models,
+    "variants": variants,
+    "recipes": all_recipes,
+}
 
 
 def shape(entry: Entry, name: str) -> str:
