@@ -7,9 +7,11 @@ logits = head(norm(c))                              c: one query, or one a class
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import torch
 from torch import nn
 
 from patchloom.errors import PatchloomError
@@ -21,7 +23,7 @@ from patchloom.layers.residual import Block, Branch, Residual
 from patchloom.layers.scales import LayerScale
 from patchloom.layers.stems import make_stem
 from patchloom.models.config import Config, check_heads
-from patchloom.models.network import Network
+from patchloom.models.network import Network, PerClassHead, unwrapped
 from patchloom.models.registry import Paper, register, register_architecture
 
 
@@ -93,6 +95,42 @@ def pool_stage(config: PoolConfig) -> list[Block]:
 
     attention = ClassAttention(config.dim, config.heads, in_keys=config.queries == "one", role="pool")
     return [Block(residual(attention), residual(FFN(config.dim, int(config.dim * config.mlp_ratio))))]
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def per_class_queries(model: Network) -> Network:
+    """A copy of a network with one query that has one query per class instead (thesis 5.2.1), ready for fine-tuning.
+
+    Every class starts from a copy of the trained query (1, 1, D) -> (1, classes, D) and from its own row of the head.
+    The queries of classes read the patches only, so each logit starts as that of the single query would be if it did
+    not attend to itself. A network that has a query per class already is copied as it is. For other classes call
+    `reset_head` before, not after: it would replace the queries.
+
+    Raises PatchloomError where there is no attention pooling, or a head other than "linear".
+    """
+    network = copy.deepcopy(unwrapped(model))
+    config = network.config
+    if not isinstance(config, PoolConfig):
+        raise PatchloomError(f"{config.name} has no attention pooling, so it cannot have one query per class.")
+    if network.fused:
+        raise PatchloomError("A fused copy has folded weights: convert the network that it was made from.")
+    if config.queries == "per_class":
+        return network
+    network.config = config.replace(queries="per_class")
+    if not isinstance(network.head, nn.Linear):
+        raise PatchloomError(f"{config.name} has head={config.head!r}: one query per class needs head='linear'.")
+    token, linear = network.class_token, network.head
+    assert token is not None
+    copies = token.repeat(1, config.num_classes, 1)
+    network.class_token = nn.Parameter(copies, requires_grad=token.requires_grad)
+    head = PerClassHead(config.dim, config.num_classes)
+    head.weight, head.bias = linear.weight, linear.bias
+    network.per_class, network.head = True, head
+    for attention in network.pool.modules():
+        if isinstance(attention, ClassAttention):
+            attention.in_keys = False
+    return network
 
 
 _DIMS = {"s": 384, "b": 768, "l": 1024}
