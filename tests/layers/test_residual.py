@@ -95,7 +95,7 @@ def test_dropped_samples_are_not_computed_unless_a_batch_norm_sees_them() -> Non
     assert seen[1] == 1000
 
 
-def test_layerscale_starts() -> None:
+def test_scale_starts() -> None:
     assert bool((LayerScale(64, 0.1).gamma == 0.1).all())
     assert bool((LayerScale(64, 0.1, "zero").gamma == 0).all())
     uniform = LayerScale(100_000, 0.1, "uniform").gamma.detach()

@@ -191,3 +191,11 @@ def test_larger_images_cost_what_a_network_for_them_costs() -> None:
     assert patchloom.complexity(model, (48, 64)) == patchloom.complexity(bigger)
     with pytest.raises(patchloom.PatchloomError, match="divisible"):
         patchloom.complexity("deit_tiny", 225)
+
+
+@pytest.mark.parametrize("name", ["deit_nano", "deit_tiny_distilled", "cait_nano", "resmlp_nano", "patchconvnet_nano"])
+def test_mlp_head_is_counted(name: str) -> None:
+    linear, mlp = (patchloom.create_model(name, num_classes=7, head=head) for head in ("linear", "mlp"))
+    assert patchloom.complexity(mlp).params == sum(p.numel() for p in mlp.parameters())
+    heads, dim = len(mlp.output_heads), mlp.config.dim
+    assert patchloom.complexity(mlp).macs - patchloom.complexity(linear).macs == heads * dim * dim

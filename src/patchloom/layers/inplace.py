@@ -5,6 +5,8 @@ In inference, fresh memory is what wide activations wait for.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -41,7 +43,21 @@ def hooked(layer: nn.Module) -> bool:
 
 def gelu(x: Tensor, made_by: nn.Module) -> Tensor:
     """The exact (erf) GELU of every published model, of what `made_by` has just put out."""
-    return torch.ops.aten.gelu_(x) if unseen(made_by) and _of_the_house(made_by) else F.gelu(x)
+    return activate(x, made_by, "gelu")
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "relu": F.relu,
+    "silu": F.silu,
+    "hardswish": F.hardswish,
+}
+IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {name: getattr(torch.ops.aten, f"{name}_") for name in ACTIVATIONS}
+
+
+def activate(x: Tensor, made_by: nn.Module, kind: str) -> Tensor:
+    """The activation called `kind` of what `made_by` has just put out; in inference written over x."""
+    return (IN_PLACE if unseen(made_by) and _of_the_house(made_by) else ACTIVATIONS)[kind](x)
 
 
 def _of_the_house(layer: nn.Module) -> bool:

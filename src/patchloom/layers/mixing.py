@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchloom.layers.inplace import gelu, unseen
+from patchloom.layers.inplace import activate, gelu, unseen
 
 SQUEEZE = 0.25  # of the width, in PatchConvNet's squeeze-excite
 
@@ -35,17 +35,18 @@ class CrossPatchLinear(nn.Linear):
 
 
 class CrossPatchFFN(nn.Module):
-    """Two Linear layers over patches with a GELU between, four times wider inside (MLP-Mixer's choice)."""
+    """Two Linear layers over patches with an activation between, four times wider inside (MLP-Mixer's choice)."""
 
     role = "mixing"
 
-    def __init__(self, patches: int, ratio: int = 4) -> None:
+    def __init__(self, patches: int, ratio: int = 4, activation: str = "gelu") -> None:
         super().__init__()
         self.fc1 = nn.Linear(patches, ratio * patches)
         self.fc2 = nn.Linear(ratio * patches, patches)
+        self.activation = activation
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(gelu(self.fc1(x.transpose(1, 2)), self.fc1)).transpose(1, 2)
+        return self.fc2(activate(self.fc1(x.transpose(1, 2)), self.fc1, self.activation)).transpose(1, 2)
 
 
 class GridConv(nn.Module):
@@ -94,7 +95,7 @@ class SqueezeExcite(nn.Module):
 
 
 class ConvBranch(nn.Module):
-    """PatchConvNet's trunk branch on maps (B, height, width, D), thesis Fig. 5.2:
+    """PatchConvNet's trunk branch on maps (B, height, width, D), thesis Fig. 5.1:
     1 x 1, GELU, depth-wise 3 x 3, GELU, squeeze-excite, 1 x 1."""
 
     role = "mixing"

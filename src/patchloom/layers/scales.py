@@ -43,6 +43,20 @@ class LayerScale(Scale):
         return torch.addcmul(total, self.gamma, y)
 
 
+class AffineScale(LayerScale):
+    """gamma y + beta per channel, beta = 0 at the start: ResMLP's Aff after a branch as printed (Eq. 4.2, 4.3)."""
+
+    def __init__(self, dim: int, value: float) -> None:
+        super().__init__(dim, value)
+        self.beta = nn.Parameter(torch.zeros(dim))
+
+    def of(self, y: Tensor) -> Tensor:
+        return torch.addcmul(self.beta, self.gamma, y)
+
+    def forward(self, total: Tensor, y: Tensor) -> Tensor:
+        return super().forward(total, y) + self.beta
+
+
 class ScalarScale(Scale):
     """alpha y with one learned number a branch: ReZero and SkipInit start it at 0, the "alpha = eps" column at eps."""
 

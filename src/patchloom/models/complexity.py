@@ -72,13 +72,13 @@ def _vit(config: VitConfig) -> Complexity:
         pool = config.class_depth * (attention + ffn(dim, hidden, prefix) + 2 * (vector(2 * dim) + scales))
     positions = vector((config.position_prefix + patches) * dim)
     tokens = vector(prefix * dim)
-    heads = (1 + config.distilled) * linear(dim, config.num_classes)
+    heads = (1 + config.distilled) * _head(config)
     return _stem(config, config.stem_norm) + positions + tokens + trunk + pool + vector(2 * dim) + heads
 
 
 def _resmlp(config: ResmlpConfig) -> Complexity:
     dim, patches = config.dim, config.patches
-    around = vector(3 * dim)  # norm and scale of a residual
+    around = vector((3 + (config.post == "affine")) * dim)  # norm and scale of a residual
     feed = int(dim * config.mlp_ratio)
     mixing = {
         "none": Complexity(),
@@ -92,7 +92,8 @@ def _resmlp(config: ResmlpConfig) -> Complexity:
     pool = Complexity()
     if config.aggregation == "class_mlp":
         pool = vector(dim) + config.class_depth * (linear(1 + patches, 1, dim) + ffn(dim, feed) + 2 * around)
-    return _stem(config) + trunk + pool + vector(2 * dim) + linear(dim, config.num_classes)
+    positions = vector(patches * dim if config.positions == "patches" else 0)
+    return _stem(config) + positions + trunk + pool + vector(2 * dim) + _head(config)
 
 
 def _patchconvnet(config: PatchConvNetConfig) -> Complexity:
@@ -110,12 +111,19 @@ def _convnet(config: ConvNetConfig) -> Complexity:
 def _pooled_head(config: PoolConfig) -> Complexity:
     """The pooling stage, the final norm and the head."""
     dim, queries = config.dim, config.prefix_tokens
-    head = vector(2 * dim) + linear(dim, config.num_classes)
+    head = vector(2 * dim) + _head(config)
     if config.aggregation == "average":
         return head
     keys = config.patches + (queries if config.queries == "one" else 0)
     attention = class_attention(dim, config.heads, queries, keys)
     return vector(queries * dim) + attention + ffn(dim, int(dim * config.mlp_ratio), queries) + vector(6 * dim) + head
+
+
+def _head(config: Config) -> Complexity:
+    """One Linear (or one vector per class, which costs the same), or the MLP: linear, BatchNorm, ReLU, linear."""
+    dim = config.dim
+    hidden = linear(dim, dim) + vector(2 * dim) if config.head == "mlp" else Complexity()
+    return hidden + linear(dim, config.num_classes)
 
 
 def _stem(config: Config, norm: str = "none") -> Complexity:

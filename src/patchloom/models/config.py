@@ -57,7 +57,7 @@ class Config:
         return self.grid[0] * self.grid[1]
 
     @property
-    def layerscale_start(self) -> float | None:
+    def scale_start(self) -> float | None:
         """The first value of LayerScale's factors; None for a network without LayerScale."""
         return None
 

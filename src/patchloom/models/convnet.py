@@ -31,10 +31,6 @@ class ConvNetConfig(PoolConfig):
     depth: int = field(default=0, metadata={"least": 0})
     patch_size: int = 32
 
-    @property
-    def layerscale_start(self) -> float | None:
-        return None if self.aggregation == "average" else super().layerscale_start
-
 
 class TimmStem(nn.Module):
     """A timm convnet without its head, (B, C, height, width) -> tokens of its last map (B, N, D)."""

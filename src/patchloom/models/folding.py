@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from patchloom.kernels import native
 from patchloom.layers.norms import Affine, BatchNorm
-from patchloom.layers.scales import FixupScale, LayerScale, ScalarScale, Scale
+from patchloom.layers.scales import AffineScale, FixupScale, LayerScale, ScalarScale, Scale
 
 
 class Form(NamedTuple):
@@ -104,7 +104,7 @@ def scale_parts(scale: Scale) -> tuple[Tensor, Tensor]:
     """(gamma, bias) of what multiplies a branch, in double precision."""
     one, zero = _ONE_AND_ZERO
     if isinstance(scale, LayerScale):
-        return scale.gamma.double(), zero
+        return scale.gamma.double(), scale.beta.double() if isinstance(scale, AffineScale) else zero
     if isinstance(scale, ScalarScale):
         return scale.alpha.double(), scale.bias.double() if isinstance(scale, FixupScale) else zero
     return one, zero

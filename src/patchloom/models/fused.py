@@ -26,11 +26,11 @@ from patchloom.layers.attention import (
     talking_heads_by_image,
 )
 from patchloom.layers.ffn import FFN
-from patchloom.layers.inplace import hooked, replaceable
+from patchloom.layers.inplace import IN_PLACE, hooked, replaceable
 from patchloom.layers.mixing import ConvBranch, CrossPatchLinear, Pointwise, SqueezeExcite, convolve
 from patchloom.layers.norms import Affine, BatchNorm
 from patchloom.layers.residual import Block, Branch, DropPath, Residual
-from patchloom.layers.scales import FixupScale, LayerScale, ScalarScale, Scale
+from patchloom.layers.scales import AffineScale, FixupScale, LayerScale, ScalarScale, Scale
 from patchloom.layers.stems import ConvStem, HMLPStem, LinearStem, Stem
 from patchloom.models.folding import (
     FoldedLinear,
@@ -238,9 +238,23 @@ class FusedFFN(nn.Module):
         return total
 
 
-class FusedCrossPatch(nn.Module):
-    """total += gamma (A (alpha x + beta) + b) = (gamma alpha) A x + (sums of A's rows) (gamma beta) + b gamma."""
+class ActivatedFFN(FusedFFN):
+    """total += scale(fc2(activation(fc1(norm(x))))) with another activation than GELU, which no kernel has."""
 
+    def __init__(self, branch: Branch, form: Form) -> None:
+        super().__init__(branch, form)
+        assert isinstance(branch.fn, FFN)
+        self.activation = branch.fn.activation
+
+    def forward(self, total: Tensor, x: Tensor, _: int | None = None) -> Tensor:
+        return self.fc2.add_to(total, IN_PLACE[self.activation](self.fc1(x, self.eps)))
+
+
+class FusedCrossPatch(nn.Module):
+    """total += gamma (A (alpha x + beta) + b) + lift
+    = (gamma alpha) A x + (sums of A's rows) (gamma beta) + b gamma + lift."""
+
+    lift: Tensor | None
     weight: Tensor
     channels: Tensor
     patches: Tensor
@@ -250,11 +264,12 @@ class FusedCrossPatch(nn.Module):
         mixing = branch.fn
         assert isinstance(mixing, CrossPatchLinear)
         _, alpha, beta = norm_parts(branch.norm)
-        gamma, _ = scale_parts(branch.scale)
+        gamma, lift = scale_parts(branch.scale)
         dim = max(part.numel() for part in (alpha, beta, gamma))
         weight, bias = mixing.weight, mixing.bias.double()
         vectors = [part.to(weight).expand(dim) for part in (gamma * alpha, gamma * beta, gamma)]
         self.kernels = form.kernels and dim > 1
+        self.register_buffer("lift", lift.to(weight).expand(dim).clone() if lift.any() else None)
         self.register_buffer("weight", weight.clone(memory_format=torch.contiguous_format))
         self.register_buffer("channels", torch.stack([native.padded(v) if self.kernels else v for v in vectors]))
         self.register_buffer("patches", torch.stack([weight.double().sum(1), bias]).to(weight))
@@ -262,11 +277,12 @@ class FusedCrossPatch(nn.Module):
     def forward(self, total: Tensor, x: Tensor, _: int | None = None) -> Tensor:
         if self.kernels and total is x:
             torch.ops.patchloom.cross_patch_(x, self.weight, self.channels, self.patches)
-            return x
+            return x if self.lift is None else x.add_(self.lift)
         scale, across, gain = self.channels[:, : x.shape[-1]]
         rows, shift = self.patches[:, :, None]
         mixed = self.weight @ x
-        return total.addcmul_(mixed, scale).add_(rows * across + shift * gain)
+        constant = rows * across + shift * gain
+        return total.addcmul_(mixed, scale).add_(constant if self.lift is None else constant + self.lift)
 
 
 class FusedConv(nn.Module):
@@ -421,7 +437,7 @@ _FUSED: dict[type[nn.Module], type[nn.Module]] = {
 
 
 _PLAIN = (Residual, Branch, nn.ModuleList, nn.Linear, nn.Conv2d, nn.LayerNorm, nn.Identity, Affine, BatchNorm, DropPath,
-          Scale, LayerScale, ScalarScale, FixupScale, SqueezeExcite, Pointwise, *_FUSED)  # fmt: skip
+          Scale, LayerScale, AffineScale, ScalarScale, FixupScale, SqueezeExcite, Pointwise, *_FUSED)  # fmt: skip
 
 
 def _plain(module: nn.Module) -> bool:
@@ -478,6 +494,6 @@ def fuse_branch(branch: Branch, form: Form) -> nn.Module:
     kind = _FUSED.get(type(branch.fn))
     if kind is None or (kind is FusedCrossPatch and isinstance(branch.norm, nn.LayerNorm)):
         return branch  # statistics of each token do not go past a mixing of tokens
-    if kind is FusedCrossPatch and isinstance(branch.scale, FixupScale):
-        return branch
+    if isinstance(branch.fn, FFN) and branch.fn.activation != "gelu":
+        kind = ActivatedFFN
     return kind(branch, form)

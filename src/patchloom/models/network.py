@@ -55,7 +55,7 @@ class Features:
 
 
 class PerClassHead(nn.Module):
-    """One vector a class, applied to that class's own token: (B, classes, D) -> (B, classes) (PatchConvNet 5.2.2)."""
+    """One vector a class, applied to that class's own token: (B, classes, D) -> (B, classes) (PatchConvNet 5.2.1)."""
 
     def __init__(self, dim: int, num_classes: int) -> None:
         super().__init__()

@@ -7,9 +7,11 @@ logits = head(norm(c))                              c: one query, or one a class
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, cast
 
+import torch
 from torch import nn
 
 from patchloom.errors import PatchloomError
@@ -21,7 +23,7 @@ from patchloom.layers.residual import Block, Branch, Residual
 from patchloom.layers.scales import LayerScale
 from patchloom.layers.stems import make_stem
 from patchloom.models.config import Config, check_heads
-from patchloom.models.network import Network
+from patchloom.models.network import Network, PerClassHead, unwrapped
 from patchloom.models.registry import Paper, register, register_architecture
 
 
@@ -33,7 +35,7 @@ class PoolConfig(Config):
     mlp_ratio: float = 3.0  # of the FFN after the pooling attention
     aggregation: Literal["attention", "average"] = "attention"
     queries: Literal["one", "per_class"] = "one"
-    scale_value: float = 1e-4
+    scale_value: float | None = None  # None: by the rule of `scale_start`
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -44,8 +46,9 @@ class PoolConfig(Config):
             )
 
     @property
-    def layerscale_start(self) -> float | None:
-        return self.scale_value
+    def scale_start(self) -> float:
+        """LayerScale's initial value: `scale_value`, or 1e-4."""
+        return 1e-4 if self.scale_value is None else self.scale_value
 
     @property
     def prefix_tokens(self) -> int:
@@ -62,6 +65,14 @@ class PatchConvNetConfig(PoolConfig):
 
     norm: Literal["layer", "batch"] = "layer"  # of the trunk; the pooling stage has LayerNorm in either case
     stem: Literal["conv", "linear"] = "conv"
+
+    @property
+    def scale_start(self) -> float:
+        """LayerScale's initial value: `scale_value` if set. Otherwise 1e-4 up to the size of S60 (width 384, 60
+        blocks), 1e-6 for deeper or wider networks: the values of the authors' code."""
+        if self.scale_value is not None:
+            return self.scale_value
+        return 1e-4 if self.dim <= _DIMS["s"] and self.depth <= 60 else 1e-6
 
 
 class PatchConvNet(Network):
@@ -83,7 +94,7 @@ class PatchConvNet(Network):
 
 
 def _trunk_block(config: PatchConvNetConfig) -> Block:
-    norm, scale = make_norm(config.norm, config.dim), LayerScale(config.dim, config.scale_value)
+    norm, scale = make_norm(config.norm, config.dim), LayerScale(config.dim, config.scale_start)
     return Block(Residual([Branch(norm, ConvBranch(config.dim), scale, config.drop_path)]), None)
 
 
@@ -93,10 +104,46 @@ def pool_stage(config: PoolConfig) -> list[Block]:
         return []
 
     def residual(layer: nn.Module) -> Residual:
-        return Residual([Branch(make_norm("layer", config.dim), layer, LayerScale(config.dim, config.scale_value))])
+        return Residual([Branch(make_norm("layer", config.dim), layer, LayerScale(config.dim, config.scale_start))])
 
     attention = ClassAttention(config.dim, config.heads, in_keys=config.queries == "one", role="pool")
     return [Block(residual(attention), residual(FFN(config.dim, int(config.dim * config.mlp_ratio))))]
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def per_class_queries(model: Network) -> Network:
+    """A copy of a network with one query that has one query per class instead (thesis 5.2.1), ready for fine-tuning.
+
+    Every class starts from a copy of the trained query (1, 1, D) -> (1, classes, D) and from its own row of the head.
+    The queries of classes read the patches only, so each logit starts as that of the single query would be if it did
+    not attend to itself. A network that has a query per class already is copied as it is. For other classes call
+    `reset_head` before, not after: it would replace the queries.
+
+    Raises PatchloomError where there is no attention pooling, or a head other than "linear".
+    """
+    network = copy.deepcopy(unwrapped(model))
+    config = network.config
+    if not isinstance(config, PoolConfig):
+        raise PatchloomError(f"{config.name} has no attention pooling, so it cannot have one query per class.")
+    if network.fused:
+        raise PatchloomError("A fused copy has folded weights: convert the network that it was made from.")
+    if config.queries == "per_class":
+        return network
+    network.config = config.replace(queries="per_class")
+    if not isinstance(network.head, nn.Linear):
+        raise PatchloomError(f"{config.name} has head={config.head!r}: one query per class needs head='linear'.")
+    token, linear = network.class_token, network.head
+    assert token is not None
+    copies = token.repeat(1, config.num_classes, 1)
+    network.class_token = nn.Parameter(copies, requires_grad=token.requires_grad)
+    head = PerClassHead(config.dim, config.num_classes)
+    head.weight, head.bias = cast(nn.Parameter, linear.weight), linear.bias
+    network.per_class, network.head = True, head
+    for attention in network.pool.modules():
+        if isinstance(attention, ClassAttention):
+            attention.in_keys = False
+    return network
 
 
 _DIMS = {"s": 384, "b": 768, "l": 1024}
@@ -115,9 +162,4 @@ _MODELS = {
 register_architecture(PatchConvNetConfig, PatchConvNet)
 for _name, _paper in _MODELS.items():
     _size, _depth = _name[13], int(_name[14:])
-    # the code starts LayerScale at 1e-4 for S60 (and by default), at 1e-6 for deeper and wider networks
-    _value = 1e-4 if _size == "s" and _depth <= 60 else 1e-6
-    register(
-        PatchConvNetConfig(name=_name, family="patchconvnet", dim=_DIMS[_size], depth=_depth, scale_value=_value),
-        _paper,
-    )
+    register(PatchConvNetConfig(name=_name, family="patchconvnet", dim=_DIMS[_size], depth=_depth), _paper)

@@ -102,7 +102,7 @@ class VitConfig(Config):
         return self.prefix_tokens if self.positions == "all" and joins_at_once else 0
 
     @property
-    def layerscale_start(self) -> float | None:
+    def scale_start(self) -> float | None:
         if self.scale != "layerscale":
             return None
         by_rule = 1e-4 if self.scale_rule == "fixed" else layerscale_value(self.depth)
@@ -180,7 +180,7 @@ def _norm(config: VitConfig) -> nn.Module:
 def make_scale(config: VitConfig) -> Scale:
     """The scale of one residual branch."""
     value, trainable = config.scale_value, config.scale_trainable
-    if (start := config.layerscale_start) is not None:
+    if (start := config.scale_start) is not None:
         return LayerScale(config.dim, start, config.scale_init, trainable)
     if config.scale in ("rezero", "skipinit"):
         return ScalarScale(0.0 if value is None else value, trainable)

@@ -133,8 +133,8 @@ def as_built(recipe: Recipe, network: Config, explicit: Collection[str], trained
     `explicit` are the fields that the user set: one that the network does not take is refused.
     `trained`: the network starts from weights, which hold its scales.
     """
-    start = network.layerscale_start
-    patches = network.family != "convnet"  # timm's convnets spread drop_path over their blocks in their own way
+    patches = network.family != "convnet"  # timm's convnets have no scales, and their own way to spread drop_path
+    start = network.scale_start if patches else None
     has = {
         "drop_path": network.drop_path,
         "drop_path_decay": getattr(network, "drop_path_decay", "uniform" if patches else None),

@@ -112,18 +112,30 @@ def _resmlp(parts: Parts, wanted: Any, source: Any, _: dict[str, Any]) -> dict[s
     stem = _stem(parts.state, dim)
     patch = stem["patch_size"]
     mixing, tokens = _mixing(parts.trunk)
+    positions = parts.state.get("positions")
     if tokens is None and (row := parts.pool.get(f"{_MIX}fn.weight")) is not None:
         tokens = row.shape[1] - 1
+    elif tokens is None and positions is not None:
+        tokens = positions.shape[1]
     return dict(
         patch_size=patch,
         in_chans=stem["in_chans"],
         **_common(parts, dim),
         img_size=_free_size(wanted, source) if tokens is None else _positions_size(tokens, 0, patch, wanted, source)[0],
-        norm="affine" if any(name.endswith("norm.alpha") for name in parts.trunk) else "layer",
+        norm=_norm(parts.trunk),
+        post="affine" if any(name.endswith("scale.beta") for name in parts.trunk) else "scale",
+        positions="none" if positions is None else "patches",
         mixing=mixing,
         aggregation="class_mlp" if parts.pool else "average",
         class_depth=parts.class_depth,
     )
+
+
+def _norm(trunk: State) -> str:
+    """The norm of a ResMLP's residuals."""
+    if any(name.endswith("norm.running_mean") for name in trunk):
+        return "batch"
+    return "affine" if any(name.endswith("norm.alpha") for name in trunk) else "layer"
 
 
 def _mixing(trunk: State) -> tuple[str, int | None]:

@@ -184,7 +184,7 @@ def _rules_for(config: Any, layout: str) -> Rules:
             return _TIMM_RESMLP
         staged = config.aggregation == "class_attention"
         return official_rules() if staged else _timm_vit_rules(config.branches)
-    if layout == "official" and isinstance(config, ResmlpConfig):
+    if layout == "official" and isinstance(config, ResmlpConfig) and _published(config):
         return official_rules()
     if layout == "official" and isinstance(config, VitConfig) and _in_official(config):
         return official_rules(config.branches)
@@ -196,13 +196,21 @@ def _rules_for(config: Any, layout: str) -> Rules:
 def _in_timm(config: Any) -> bool:
     """Whether timm has a network that computes the same."""
     if isinstance(config, ResmlpConfig):
-        return (config.mixing, config.norm, config.aggregation) == ("linear", "affine", "average")
+        plain = (config.mixing, config.norm, config.aggregation) == ("linear", "affine", "average")
+        return plain and _published(config)
     if not isinstance(config, VitConfig) or config.stem != "linear" or config.scale not in ("none", "layerscale"):
         return False
     if config.aggregation == "class_attention":
         plain = config.class_in_keys and config.class_scale and not config.distilled and config.branches == 1
         return config.talking_heads and config.scale == "layerscale" and plain
     return config.aggregation == "class_token" and config.class_token_at == 0 and not config.talking_heads
+
+
+def _published(config: ResmlpConfig) -> bool:
+    """Whether a ResMLP is without the options of 4.3.4 and without the text's closing shift: no published code has
+    them, and names of tensors do not tell the activation."""
+    others = config.norm == "batch" or config.positions != "none" or config.post != "scale"
+    return not others and config.activation == "gelu"
 
 
 def _in_official(config: VitConfig) -> bool:
