@@ -29,13 +29,18 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
         "--finish", type=int, metavar="R", help="then fine-tune at R pixels; finish.key=value are its settings"
     )
     parser.add_argument("--finish-recipe", metavar="NAME", help="of the second stage; default: the family's own")
+    parser.add_argument(
+        "--scales-from",
+        metavar="RUN",
+        help="begin with the residual scales of another model; model.scale_trainable=false keeps them fixed",
+    )
     parser.set_defaults(run=run_train, settings=[])
 
     parser = commands.add_parser(
         "distill",
         parents=[shared, model, teaching, run],
         help="train a model on your images and on what a teacher says of them",
-        usage="patchloom distill TEACHER DATA --model M --recipe R --how hard|soft|token --out RUN [key=value ...]",
+        usage="patchloom distill TEACHER DATA --model M --recipe R [--how hard|soft|token] --out RUN [key=value ...]",
     )
     parser.add_argument("first_teacher", metavar="TEACHER", help="a run, weights, timm:NAME[:FILE], an .onnx file")
     parser.add_argument("data", metavar="DATA", help="class folders, a CSV manifest, 'digits', ...")
@@ -53,7 +58,7 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
     parser.add_argument("data", metavar="DATA", help="class folders, a CSV manifest, 'digits', ...")
     parser.add_argument("--recipe", help="default: the paper's, or new_classes where the classes are new")
     parser.add_argument("--resolution", type=int, help="another image size")
-    parser.add_argument("--tune", default="all", help="all, attention, ffn or head: what is trained")
+    parser.add_argument("--tune", help="train all, attention, ffn or head (default: as the recipe says)")
     parser.add_argument("--delta", action="store_true", help="also export only what changed")
     parser.set_defaults(run=run_train, settings=[])
 
@@ -140,8 +145,9 @@ def _job(options: argparse.Namespace) -> Any:
     changes, model_options = parse_words(options.settings, () if start is None else ("mean", "std"))
     if start is None:
         return plan_job(
-            options.data, options.model, options.recipe, changes, model_options, options.labels, teaching=teaching
-        )
+            options.data, options.model, options.recipe, changes, model_options, options.labels,
+            teaching=teaching, scales_from=getattr(options, "scales_from", None),
+        )  # fmt: skip
     asked = options.resolution
     if asked is not None and changes.setdefault("resolution", asked) != asked:
         raise PatchloomError(f"--resolution {asked} and resolution={changes['resolution']}: which?")
@@ -172,7 +178,7 @@ def _teaching(options: argparse.Namespace) -> Any:
         f"model.{word.removeprefix('teacher.')}" for word in words if word.removeprefix("teacher.") not in colours
     ]
     normal, hints = parse_words([*colours, *others], ("mean", "std"))
-    return make_teaching(teachers, **{"how": "token", **fields}, hints={**normal, **hints})
+    return make_teaching(teachers, **fields, hints={**normal, **hints})
 
 
 def run_resume(options: argparse.Namespace) -> None:

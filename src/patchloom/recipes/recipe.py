@@ -103,6 +103,7 @@ class Recipe:
     gradient_checkpointing: bool = False
     compile: bool = False
     shard: Literal["none", "full"] = "none"
+    sync_batchnorm: bool = False  # BatchNorm over the batches of all processes
 
     sources: Sources = field(default_factory=dict)  # field -> where its value comes from
 

@@ -97,10 +97,10 @@ def find_recipe(name: str, model: Config | None = None) -> Recipe:
     return recipe if name == paper else small(recipe)
 
 
-def finetuning_recipe(family: str, same_classes: bool, images: int) -> str:
-    """The recipe for weights of a family: its paper's where only the resolution changes, in the small form for few
-    images; our own where the classes are new."""
+def finetuning_recipe(family: str, same_classes: bool, images: int, per_class: bool = False) -> str:
+    """The recipe for weights of a family: its paper's where only the resolution changes, or where one query becomes one
+    `per_class`, in the small form for few images; our own where the classes are new."""
     if not same_classes:
         return NEW_CLASSES.name
-    paper = _FINETUNING.get(family, DEIT_FINETUNE.name)
+    paper = "patchconvnet_per_class" if per_class else _FINETUNING.get(family, DEIT_FINETUNE.name)
     return paper + SUFFIX if images < _FEW_IMAGES else paper

@@ -51,7 +51,7 @@ class Teaching:
     """Who teaches, and how (thesis 3.3)."""
 
     teachers: tuple[str, ...]
-    how: How = "token"
+    how: How | None = None  # None: decided by the student's family
     weight: float | None = None  # of the teacher's term; None: 0.1 for soft (lambda), 0.5 for hard and token
     tau: float = 3.0  # temperature of soft distillation
     kl: str = "paper"  # "published": the other direction, divided by the number of classes too
@@ -61,7 +61,7 @@ class Teaching:
     def __post_init__(self) -> None:
         if self.cache is not None:
             object.__setattr__(self, "cache", str(Path(self.cache).absolute()))
-        if self.how not in HOWS:
+        if self.how not in (None, *HOWS):
             raise PatchloomError(f"--how is one of {', '.join(HOWS)}, not {self.how!r}.")
         if self.kl not in KL_FORMS:
             raise PatchloomError(f"--kl is one of {', '.join(KL_FORMS)}, not {self.kl!r}.")
@@ -95,6 +95,7 @@ class Job:
     notes: tuple[str, ...] = ()
     start: Start | None = None
     teaching: Teaching | None = None
+    scales_from: str | None = None  # whose learned scales a fresh network begins with
 
     @property
     def task(self) -> str:
@@ -109,6 +110,7 @@ class Job:
             "model_options": self.options,
             "start": self.start and dataclasses.asdict(self.start),
             "teaching": self.teaching and dataclasses.asdict(self.teaching),
+            "scales_from": self.scales_from,
             **{f"recipe_{key}" if key == "name" else key: value for key, value in self.recipe.to_json().items()},
         }
 
@@ -125,6 +127,7 @@ class Job:
             Recipe(name=values["recipe_name"], **fields),
             start=start and Start.from_json(start),
             teaching=teaching and Teaching.from_json(teaching),
+            scales_from=values.get("scales_from"),
         )
 
     def network_config(self, num_classes: int) -> Config:
@@ -156,9 +159,12 @@ def plan_job(
     labels: str | None = None,
     start: Start | None = None,
     teaching: Teaching | None = None,
+    scales_from: str | PathLike[str] | None = None,
 ) -> Job:
     """Resolve names and changes; nothing is read or written."""
     config = find_config(model) if isinstance(model, str) else model
+    if teaching and teaching.how is None:
+        teaching = dataclasses.replace(teaching, how=_default_how(config, options, start))
     if teaching and teaching.how == "token":
         if options.get("distilled") is False:
             raise PatchloomError("--how token needs a distillation token: leave model.distilled=false away.")
@@ -176,6 +182,12 @@ def plan_job(
     ):  # ReZero, SkipInit, Fixup and T-Fixup also leave it out (thesis 3.5)
         changes = {**changes, "warmup_epochs": 0.0}
     resolved, notes = apply_changes(chosen, changes, config.replace(**shape))
+    if start is not None:
+        start = dataclasses.replace(start, tune=resolved.tune)
+    elif changes.get("tune", "all") != "all":
+        raise PatchloomError(f"tune={resolved.tune} is for `finetune`: a fresh network trains all of its parameters.")
+    else:
+        resolved = resolved.replace(tune="all")
     parse_interval(resolved.checkpoint_every)
     network = network_config(config, resolved, 2, options)  # refuses what cannot be built
     resolved = as_built(resolved, network, changes, start is not None)
@@ -183,7 +195,16 @@ def plan_job(
         notes.append(
             f"{resolved.name} is made for weights that are trained already; here the network starts at random."
         )
-    return Job(place(data), labels, config, options, resolved, tuple(notes), start, teaching)
+    scales = None if scales_from is None else place(scales_from)
+    return Job(place(data), labels, config, options, resolved, tuple(notes), start, teaching, scales)
+
+
+def _default_how(config: Config, options: Mapping[str, Any], start: Start | None) -> How:
+    """DeiT distils through its token (thesis 3.3); CaiT (supplement A.3), ResMLP and the others from hard labels."""
+    distilled = options.get(
+        "distilled", getattr(config, "distilled", False) or (start is None and config.family == "deit")
+    )
+    return "token" if distilled else "hard"
 
 
 def place(source: str | PathLike[str]) -> str:

@@ -17,8 +17,8 @@ from patchloom.models.registry import build
 from patchloom.tasks.classify import Classify
 from patchloom.tasks.distill import Distill
 from patchloom.tasks.job import Job
-from patchloom.tasks.start import fill_from, freeze
-from patchloom.tasks.teachers import TeacherCache, Teachers, open_teacher
+from patchloom.tasks.start import copy_scales, fill_from, freeze
+from patchloom.tasks.teachers import STUDENT, TeacherCache, Teachers, open_teacher
 from patchloom.training.console import Console
 from patchloom.training.loop import check_batch
 from patchloom.training.processes import Processes
@@ -98,6 +98,9 @@ def _network(job: Job, source: Source, console: Console, begin: bool) -> Network
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(recipe.seed, "start"))
         network = build(job.network_config(len(source.class_names)))
+    if job.scales_from is not None and begin:
+        copy_scales(network, job.scales_from)
+        console.say(f"The scales of the residual branches are those of {job.scales_from}.")
     if start is not None:
         if begin:
             console.say(str(fill_from(network, start)))
@@ -113,7 +116,10 @@ def _network(job: Job, source: Source, console: Console, begin: bool) -> Network
 def _teachers(job: Job, task: Classify, console: Console) -> Teachers:
     teaching, recipe, how = job.teaching, job.recipe, task.network.preprocessing
     assert teaching is not None
-    teachers = [open_teacher(name, task.processes.device, teaching.hints) for name in teaching.teachers]
+    hints = dict(teaching.hints)
+    if hints.get("img_size") == STUDENT:
+        hints["img_size"] = how.img_size
+    teachers = [open_teacher(name, task.processes.device, hints) for name in teaching.teachers]
     cache = None
     if teaching.cache is not None:
         images = recipe.epochs * task.steps_per_epoch * task.images_per_step

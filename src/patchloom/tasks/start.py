@@ -8,10 +8,13 @@ from os import PathLike
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from patchloom.data.sources import Source
 from patchloom.errors import PatchloomError
+from patchloom.layers.scales import Scale
 from patchloom.models.network import Network
+from patchloom.models.patchconvnet import per_class_queries
 from patchloom.models.roles import parameter_roles, tuned_parameters
 from patchloom.tasks.job import Start, place
 from patchloom.weights.load import load
@@ -22,7 +25,6 @@ def open_start(
     weights: str | PathLike[str],
     source: Source,
     hints: Mapping[str, Any],
-    tune: str,
     delta: bool,
     mean: tuple[float, ...] | None = None,
     std: tuple[float, ...] | None = None,
@@ -38,8 +40,7 @@ def open_start(
     own = network.preprocessing
     how = dataclasses.replace(own, mean=mean or own.mean, std=std or own.std)
     names = (theirs or ours) if same else None
-    start = Start(place(weights), how, names, dict(hints), tune, delta)
-    tuned_parameters(network, tune)  # refuses what the network has not
+    start = Start(place(weights), how, names, dict(hints), delta=delta)
     return network, start, notes
 
 
@@ -47,10 +48,15 @@ def open_start(
 def fill_from(network: Network, start: Start) -> LoadReport:
     """Give a fresh network the weights of `start`; the heads stay fresh where the classes are others."""
     base = load(start.weights, img_size=network.config.img_size, **start.hints)
+    of_classes = {name for name, role in parameter_roles(network).items() if role == "head"}
+    if network.per_class and not base.per_class:  # every class starts from the one query
+        if base.config.num_classes != network.config.num_classes:
+            base.reset_head(network.config.num_classes)
+        base = per_class_queries(base)
+    elif network.per_class:
+        of_classes |= {"class_token"}
     theirs, report = base.state_dict(), base.load_report
     report.model, report.loaded = network.config.name, []
-    of_classes = {name for name, role in parameter_roles(network).items() if role == "head"}
-    of_classes |= {"class_token"} if network.per_class else set()
     for name, tensor in network.state_dict().items():
         if (
             name in theirs
@@ -83,7 +89,37 @@ def _in(name: str, parameters: set[str]) -> bool:
 
 
 def freeze(network: Network, tune: str) -> None:
-    """Leave only what `tune` names trainable: the rest has no gradient, no optimizer state, no statistics to update."""
+    """Leave only what `tune` names trainable: the rest has no gradient, no optimizer state, no statistics to update.
+    What the network fixes itself (scale_trainable=False) stays fixed."""
     tuned = tuned_parameters(network, tune)
     for name, parameter in network.named_parameters():
-        parameter.requires_grad_(name in tuned)
+        if name not in tuned:
+            parameter.requires_grad_(False)
+
+
+@torch.no_grad()
+def copy_scales(network: Network, source: str) -> None:
+    """Give the residual branches of a fresh network the scales that another one has learned (thesis 3.5.3)."""
+    ours, theirs = _scales(network), _scales(load(source))
+    name = network.config.name
+    if not ours:
+        raise PatchloomError(f"{name} has no learned scales for --scales-from: model.scale=layerscale adds LayerScale.")
+    wrong = sorted(key for key in {*ours, *theirs} if key not in ours or key not in theirs)
+    wrong = wrong or [key for key, scale in ours.items() if scale.shape != theirs[key].shape]
+    if wrong:
+        raise PatchloomError(
+            f"The scales of {source} do not fit {name}: {wrong[0]} is not in both with one shape "
+            f"({len(theirs)} scales there, {len(ours)} here). Give the same depth, width and model.scale as there."
+        )
+    for key, scale in ours.items():
+        scale.copy_(theirs[key])
+
+
+def _scales(network: Network) -> dict[str, Tensor]:
+    """The learned scales of the residual branches, by name."""
+    return {
+        f"{place}.{name}": parameter
+        for place, module in network.named_modules()
+        if isinstance(module, Scale)
+        for name, parameter in module.named_parameters()
+    }

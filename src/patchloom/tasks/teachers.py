@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from patchloom.compat import import_timm
 from patchloom.errors import PatchloomError
+from patchloom.models.config import as_size
 from patchloom.models.preprocessing import Preprocessing
 from patchloom.weights.delta import checksum
 from patchloom.weights.files import read
@@ -26,6 +27,7 @@ from patchloom.weights.load import load
 from patchloom.weights.shards import sync
 
 TIMM = "timm:"
+STUDENT = "student"  # as an image size: that of the student (thesis 3.3)
 
 
 @dataclass
@@ -141,22 +143,38 @@ def match_classes(teacher: Teacher, class_names: Sequence[str]) -> Tensor:
 
 def open_teacher(source: str, device: torch.device, hints: Mapping[str, Any] | None = None) -> Teacher:
     """A run folder, anything that `load` takes, timm:NAME (from the hub) or timm:NAME:FILE, or an .onnx file.
-    `hints`: mean and std of its normalisation and, for `load`, what a bare file does not say (heads=3)."""
+    `hints`: mean and std of its normalisation, its image size, how many classes it has, and, for `load`, what a bare
+    file does not say (heads=3). A hint that contradicts the teacher or means nothing to it is refused."""
     hints = dict(hints or {})
     colours = {name: hints.pop(name) for name in ("mean", "std") if name in hints}
+    classes = hints.pop("num_classes", None)
     if source.startswith(TIMM):
-        teacher = _timm_teacher(source, device)
+        teacher = _timm_teacher(source, device, _only_size(source, hints))
     elif source.endswith(".onnx"):
-        teacher = _onnx_teacher(Path(source))
+        teacher = _onnx_teacher(Path(source), _only_size(source, hints))
     else:
         network = load(source, **hints).to(device).eval()
         count, names = network.config.num_classes, network.class_names
         teacher = Teacher(source, network, network.preprocessing, names, count, checksum(network))
+    if classes not in (None, teacher.num_classes):
+        raise PatchloomError(f"teacher.num_classes={classes}: the teacher {source} has {teacher.num_classes} classes.")
     teacher.how = dataclasses.replace(teacher.how, **colours)
     return teacher
 
 
-def _timm_teacher(source: str, device: torch.device) -> Teacher:
+def _only_size(source: str, hints: dict[str, Any]) -> tuple[int, int] | None:
+    """The image size among the hints; any other hint is for files of weights that `load` reads."""
+    size = hints.pop("img_size", None)
+    if hints:
+        name = next(iter(hints))
+        raise PatchloomError(
+            f"teacher.{name}={hints[name]} means nothing to {source}: a teacher of timm or in an ONNX file takes "
+            "img_size, num_classes, mean and std."
+        )
+    return None if size is None else as_size(size)
+
+
+def _timm_teacher(source: str, device: torch.device, size: tuple[int, int] | None) -> Teacher:
     timm = import_timm()
     name, _, file = source.removeprefix(TIMM).partition(":")
     if not timm.is_model(name):
@@ -176,8 +194,25 @@ def _timm_teacher(source: str, device: torch.device) -> Teacher:
     how = Preprocessing(
         tuple(about["input_size"][1:]), tuple(about["mean"]), tuple(about["std"]), about["crop_pct"], "bicubic"
     )
+    if size is not None:
+        _resize_timm(network, source, size, device)
+        how = dataclasses.replace(how, img_size=size)
     names = _imagenet_names(timm) if network.num_classes == 1000 else None
     return Teacher(source, network, how, names, network.num_classes, checksum(network))
+
+
+def _resize_timm(network: Any, source: str, size: tuple[int, int], device: torch.device) -> None:
+    """Fit a network of timm to another image size, where it can take one."""
+    try:
+        if hasattr(network, "set_input_size"):
+            network.set_input_size(img_size=size)
+        with torch.no_grad():
+            network(torch.zeros(2, 3, *size, device=device))
+    except Exception as error:  # whatever a network that is made for one size raises
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise PatchloomError(
+            f"teacher.img_size={size}: {source} does not take images of this size: {reason}."
+        ) from error
 
 
 def _classes_of(tensors: Mapping[str, Tensor], published: Any) -> dict[str, int]:
@@ -193,7 +228,7 @@ def _imagenet_names(timm: Any) -> tuple[str, ...]:
     return tuple(info.index_to_label_name(i) for i in range(1000))
 
 
-def _onnx_teacher(path: Path) -> Teacher:
+def _onnx_teacher(path: Path, asked: tuple[int, int] | None) -> Teacher:
     """An ONNX file with one input (B, 3, height, width); FILE.json beside it may give class_names and preprocessing."""
     try:
         import onnxruntime
@@ -206,10 +241,18 @@ def _onnx_teacher(path: Path) -> Teacher:
         told = path.with_suffix(".json")
         about = json.loads(told.read_text()) if told.exists() else {}
         how = Preprocessing.from_json({"img_size": size, **about.get("preprocessing", {})})
+        if asked is not None:
+            how = dataclasses.replace(how, img_size=asked)
         names = tuple(about["class_names"]) if about.get("class_names") else None
         content = hashlib.sha256(path.read_bytes()).hexdigest()
     except Exception as error:  # whatever a file that is no network makes the library raise
         raise PatchloomError(f"The teacher {path} cannot be read: {error}.") from error
+
+    pairs = zip(given.shape[2:], asked or (), strict=False)
+    if any(isinstance(side, int) and side != wanted for side, wanted in pairs):
+        raise PatchloomError(
+            f"teacher.img_size={asked}: the graph of {path} is made for images of {given.shape[2]} x {given.shape[3]}."
+        )
 
     def run(x: Tensor) -> Tensor:
         (logits, *_) = session.run(None, {given.name: x.cpu().float().numpy()})

@@ -9,6 +9,7 @@ from typing import Any
 
 from patchloom.data.sources import open_source
 from patchloom.errors import PatchloomError
+from patchloom.models.roles import TUNINGS, tuned_parameters
 from patchloom.recipes.recipe import Recipe
 from patchloom.recipes.registry import finetuning_recipe
 from patchloom.tasks.carry_out import carry_out
@@ -18,7 +19,13 @@ from patchloom.training.console import Console
 from patchloom.training.run import Run
 
 Place = str | PathLike[str]
-_OF_THE_RUN = ("head", "drop_path", "drop_path_decay")  # options of the network that its weights do not decide
+_OF_THE_RUN = (
+    "head",
+    "drop_path",
+    "drop_path_decay",
+    "dropout",
+    "queries",
+)  # options of the network that its weights do not decide
 
 
 def train(
@@ -28,6 +35,7 @@ def train(
     recipe: str | Recipe,
     out: Place,
     labels: str | None = None,
+    scales_from: Place | None = None,
     model_options: Mapping[str, Any] | None = None,
     strict: bool = False,
     log: str | None = None,
@@ -40,9 +48,11 @@ def train(
     recipe          a recipe's name, such as "cait@small", or a Recipe
     log             "wandb" for a copy of the log there; TensorBoard has one where it is installed
     out             the run folder; one that holds a run is refused
+    scales_from     a model whose learned residual scales the fresh network begins with; with the model option
+                    scale_trainable=False they stay fixed (thesis 3.5.3)
     model_options   fields of the model's config; further keywords are fields of the recipe (epochs=10)
     """
-    job = plan_job(data, model, recipe, changes, model_options or {}, labels)
+    job = plan_job(data, model, recipe, changes, model_options or {}, labels, scales_from=scales_from)
     return carry_out(job, out, strict=strict, log=log, console=console)
 
 
@@ -53,7 +63,7 @@ def distill(
     model: str,
     recipe: str | Recipe,
     out: Place,
-    how: How = "token",
+    how: How | None = None,
     labels: str | None = None,
     model_options: Mapping[str, Any] | None = None,
     strict: bool = False,
@@ -65,7 +75,8 @@ def distill(
     """Train a model on labels and on what a teacher says of the same augmented, mixed images (thesis 3.3).
 
     teacher    a run folder, weights that `load` takes, "timm:NAME[:FILE]", an .onnx file, or several of them
-    how        "hard" (Eq. 3.3), "soft" (Eq. 3.2), or "token": hard, on the output of a distillation token
+    how        "hard" (Eq. 3.3), "soft" (Eq. 3.2), or "token": hard, on the output of a distillation token; by default
+               "token" for DeiT and "hard" for the other families
     teaching   further fields of `patchloom.tasks.job.Teaching`: weight, tau, kl, cache, hints
     The others are those of `train`.
     """
@@ -80,7 +91,7 @@ def finetune(
     *,
     out: Place,
     recipe: str | Recipe | None = None,
-    tune: str = "all",
+    tune: str | None = None,
     delta: bool = False,
     mean: tuple[float, ...] | None = None,
     std: tuple[float, ...] | None = None,
@@ -96,11 +107,12 @@ def finetune(
 
     weights         whatever `load` takes
     recipe          by default the one of the family's paper where the classes stay, "new_classes" where they do not
-    tune            "all", "attention", "ffn" (both with heads and positions) or "head"
+    tune            "all", "attention", "ffn" (both with heads and positions) or "head"; by default the recipe's
     delta           also export only what changed, for `load(delta, base=...)`
     mean, std       the normalisation that the weights were trained with, where their file does not say
     teaching        `make_teaching(...)`, to distil meanwhile
-    model_options   head="mlp" for Grafit's head; what a bare file of weights does not say (heads=3)
+    model_options   head="mlp" for Grafit's head; queries="per_class" for one query per class of a PatchConvNet (thesis
+                    5.2.1); what a bare file of weights does not say (heads=3)
     The others are those of `train`; resolution=384 is another image size.
     """
     job = plan_finetune(
@@ -110,7 +122,7 @@ def finetune(
     return carry_out(job, out, strict=strict, log=log, console=console)
 
 
-def make_teaching(teacher: Place | Iterable[Place], how: str, **fields: Any) -> Teaching:
+def make_teaching(teacher: Place | Iterable[Place], how: str | None = None, **fields: Any) -> Teaching:
     several = [teacher] if isinstance(teacher, str | PathLike) else list(teacher)
     return Teaching(tuple(teacher_place(one) for one in several), how, **fields)  # type: ignore[arg-type]
 
@@ -122,7 +134,7 @@ def plan_finetune(
     changes: Mapping[str, Any],
     options: Mapping[str, Any],
     *,
-    tune: str = "all",
+    tune: str | None = None,
     delta: bool = False,
     mean: tuple[float, ...] | None = None,
     std: tuple[float, ...] | None = None,
@@ -133,15 +145,28 @@ def plan_finetune(
     source = open_source(data, labels)
     own = {name: value for name, value in options.items() if name in _OF_THE_RUN}
     hints = {name: value for name, value in options.items() if name not in _OF_THE_RUN}
-    network, start, notes = open_start(weights, source, hints, tune, delta, mean, std)
+    if tune is not None:
+        if tune not in TUNINGS:
+            raise PatchloomError(f"--tune is one of {', '.join(TUNINGS)}, not {tune!r}.")
+        if changes.get("tune", tune) != tune:
+            raise PatchloomError(f"--tune {tune} and tune={changes['tune']}: which?")
+        changes = {**changes, "tune": tune}
+    network, start, notes = open_start(weights, source, hints, delta, mean, std)
     if teaching and teaching.how == "token" and not getattr(network.config, "distilled", False):
         raise PatchloomError(
             f"{weights} has no distillation token: --how hard and --how soft teach a network without one."
         )
     if own.get("head", network.config.head) != network.config.head:
         start = dataclasses.replace(start, class_names=None)  # a head of another kind starts afresh too
-    chosen = recipe or finetuning_recipe(network.config.family, start.class_names is not None, len(source.items()))
+    queries = getattr(network.config, "queries", None)
+    if queries == "per_class" and own.get("queries", queries) != queries:
+        raise PatchloomError(f"{weights} has one query per class: it cannot be fine-tuned to queries={own['queries']}.")
+    per_class = queries == "one" and own.get("queries") == "per_class"
+    same_classes = start.class_names is not None
+    chosen = recipe or finetuning_recipe(network.config.family, same_classes, len(source.items()), per_class)
     if recipe is None:
         notes.append(f"The recipe is {chosen}; --recipe takes another.")
     job = plan_job(data, network.config, chosen, changes, own, labels, start, teaching)
+    assert job.start is not None
+    tuned_parameters(network, job.start.tune)  # refuses what the network does not have
     return dataclasses.replace(job, notes=(*notes, *job.notes))

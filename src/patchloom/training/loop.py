@@ -21,6 +21,7 @@ from patchloom.data.randomness import seed_of
 from patchloom.errors import InterruptedWork, PatchloomError, StoppedError
 from patchloom.recipes.recipe import Recipe
 from patchloom.training.averaging import Average
+from patchloom.training.batchnorm import synchronise
 from patchloom.training.checkpoints import State, parse_interval
 from patchloom.training.console import Console, duration
 from patchloom.training.optimizers import make_optimizer
@@ -85,6 +86,8 @@ class Loop:
         self.task, self.recipe, self.run, self.processes, self.console = task, recipe, run, processes, console
         check_precision(recipe.precision, processes.device)
         self.network = task.network.to(processes.device)
+        if recipe.sync_batchnorm and processes.count > 1:
+            synchronise(self.network)
         self.network.gradient_checkpointing = recipe.gradient_checkpointing
         self.average = Average(self.network, recipe.ema, recipe.ema_warmup) if recipe.ema else None
         self.sharded = recipe.shard == "full" and processes.count > 1

@@ -1,0 +1,60 @@
+"""BatchNorm over the batches of all processes (sync_batchnorm=true).
+
+torch's SyncBatchNorm runs on GPUs only, and knows no channels-last tokens; this one runs wherever processes can sum.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.nn.functional import all_reduce
+
+from patchloom.layers.norms import BatchNorm
+
+
+class _Synced(nn.modules.batchnorm._BatchNorm):
+    """A BatchNorm whose statistics in training are those of the images of all processes together."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(x)
+        channels = x.ndim - 1 if isinstance(self, BatchNorm) else 1
+        others = [axis for axis in range(x.ndim) if axis != channels]
+        shape = [-1 if axis == channels else 1 for axis in range(x.ndim)]
+        values = x.float()
+        # Two sums, one after the other: the squares are of deviations, which single precision holds.
+        count = torch.full((1,), float(x.numel() // x.shape[channels]), device=x.device)
+        total = all_reduce(torch.cat([values.sum(others), count]))
+        count = total[-1].detach()
+        mean = total[:-1] / count
+        deviation = values - mean.view(shape)
+        variance = all_reduce(deviation.square().sum(others)) / count
+        self._track(mean.detach(), variance.detach(), count)
+        y = deviation * (variance + self.eps).rsqrt().view(shape)
+        return (y * self.weight.view(shape) + self.bias.view(shape)).to(x.dtype)
+
+    @torch.no_grad()
+    def _track(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
+        """The running statistics, as BatchNorm keeps them: with the unbiased variance."""
+        if self.running_mean is None or self.running_var is None:
+            return
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked += 1
+        momentum = self.momentum if self.momentum is not None else 1 / float(self.num_batches_tracked or 1)
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
+        self.running_var.lerp_((variance * count / (count - 1)).to(self.running_var.dtype), momentum)
+
+
+_CLASSES: dict[type, type] = {}
+
+
+def synchronise(network: nn.Module) -> None:
+    """Make every BatchNorm of a network use the statistics of all processes; parameters and names stay the same."""
+    for module in network.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and not isinstance(module, _Synced):
+            kind: Any = type(module)
+            if kind not in _CLASSES:
+                _CLASSES[kind] = type(f"Synced{kind.__name__}", (_Synced, kind), {})
+            module.__class__ = _CLASSES[kind]
