@@ -261,3 +261,49 @@ def test_bad_teachings_are_refused(teacher: Path, tmp_path: Path) -> None:
     with pytest.raises(PatchloomError, match="does not exist"):
         distill("nowhere", "digits", model="deit_nano", out=tmp_path / "run", **TINY, **QUIET)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "how"),
+    [
+        ("deit_nano", {}, "token"),
+        ("deit_nano", {"distilled": False}, "hard"),
+        ("deit3_nano", {}, "hard"),
+        ("cait_nano", {}, "hard"),
+        ("cait_nano", {"distilled": True}, "token"),
+        ("resmlp_nano", {}, "hard"),
+        ("patchconvnet_nano", {}, "hard"),
+    ],
+)
+def test_the_default_method_follows_the_family(model: str, options: dict, how: str) -> None:
+    """DeiT has its token (thesis 3.3); CaiT is distilled from hard labels only (supplement A.3)."""
+    job = plan_job("digits", model, "deit@small", {}, options, teaching=Teaching(("teacher",)))
+    assert job.teaching is not None
+    assert job.teaching.how == how
+
+
+@pytest.mark.parametrize(
+    ("hints", "message"),
+    [({"num_classes": 7}, "num_classes=7"), ({"heads": 3}, "teacher.heads=3"), ({"banana": 1}, "teacher.banana=1")],
+)
+def test_hints_that_do_not_fit_a_teacher_of_timm_are_refused(hints: dict, message: str, tmp_path: Path) -> None:
+    timm = pytest.importorskip("timm")
+    network = timm.create_model("test_resnet", num_classes=10)
+    torch.save(network.state_dict(), tmp_path / "weights.pth")
+    source = f"timm:test_resnet:{tmp_path / 'weights.pth'}"
+    assert open_teacher(source, CPU, {"num_classes": 10, "img_size": 48}).how.img_size == (48, 48)
+    with pytest.raises(PatchloomError, match=message):
+        open_teacher(source, CPU, hints)
+
+
+def test_a_wrong_number_of_classes_never_makes_a_fresh_head(teacher: Path) -> None:
+    with pytest.raises(PatchloomError, match="num_classes=7"):
+        open_teacher(str(teacher), CPU, {"num_classes": 7})
+
+
+def test_a_vit_of_timm_takes_another_size(tmp_path: Path) -> None:
+    timm = pytest.importorskip("timm")
+    network = timm.create_model("test_vit", num_classes=10)
+    torch.save(network.state_dict(), tmp_path / "weights.pth")
+    found = open_teacher(f"timm:test_vit:{tmp_path / 'weights.pth'}", CPU, {"img_size": 64})
+    assert found.network(torch.zeros(2, 3, 64, 64)).shape == (2, 10)

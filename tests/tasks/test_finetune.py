@@ -272,3 +272,52 @@ def test_a_token_cannot_be_taught_to_a_network_without_one(tmp_path: Path) -> No
     base = base_of("deit_nano", tmp_path)
     with pytest.raises(PatchloomError, match="no distillation token"):
         finetune(base, "digits", out=tmp_path / "run", teaching=make_teaching(base, "token"), **SHORT, **QUIET)
+
+
+@pytest.mark.parametrize("classes", ["0123456789", "abcdefg"])
+def test_one_query_becomes_one_per_class(classes: str, tmp_path: Path) -> None:
+    """Thesis 5.2.1: every class starts from a copy of the one query; the head stays where the classes do."""
+    torch.manual_seed(1)
+    network = patchloom.create_model("patchconvnet_nano", num_classes=len(classes), img_size=16, depth=2)
+    network.class_names = tuple(classes)
+    patchloom.save(network, tmp_path / "base.safetensors")
+    settings = {**SHORT, "lr": 0.0, "warmup_lr": 0.0, "min_lr": 0.0, "model_options": {"queries": "per_class"}}
+    if len(classes) != 10:
+        settings["head_lr"] = None
+    run = finetune(tmp_path / "base.safetensors", "digits", out=tmp_path / "run", **settings, **QUIET)
+    tuned = patchloom.load(run.folder)
+    assert tuned.config.queries == "per_class"
+    assert torch.equal(tuned.class_token, network.class_token.expand(1, 10, -1))
+    same = len(classes) == 10
+    assert same is (
+        tuned.head.weight.shape == network.head.weight.shape and torch.equal(tuned.head.weight, network.head.weight)
+    )
+    assert run.settings["recipe_name"] == ("patchconvnet_per_class@small" if same else "new_classes")
+
+
+def test_queries_are_refused_where_there_are_none(tmp_path: Path) -> None:
+    with pytest.raises(PatchloomError, match="queries"):
+        finetune(
+            base_of("deit_nano", tmp_path),
+            "digits",
+            out=tmp_path / "run",
+            model_options={"queries": "per_class"},
+            **SHORT,
+            **QUIET,
+        )
+
+
+def test_flowers_tune_the_attention_of_deit3(tmp_path: Path) -> None:
+    """Thesis 6.3.5.1; --tune still decides."""
+    from patchloom.tasks.train import plan_finetune
+
+    base = base_of("deit3_nano", tmp_path)
+    for given, expected in ((None, "attention"), ("all", "all")):
+        job = plan_finetune(base, "digits", "transfer_flowers@small", {}, {}, tune=given)
+        assert job.start is not None
+        assert (job.start.tune, job.recipe.tune) == (expected, expected)
+    with pytest.raises(PatchloomError, match="which"):
+        plan_finetune(base, "digits", "transfer_flowers@small", {"tune": "ffn"}, {}, tune="all")
+    with pytest.raises(PatchloomError, match="finetune"):
+        plan_job("digits", "deit3_nano", "deit@small", {"tune": "ffn"}, {})
+    assert plan_job("digits", "deit3_nano", "transfer_flowers@small", {}, {}).recipe.tune == "all"

@@ -8,10 +8,24 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.nn.functional import all_reduce
 
 from patchloom.layers.norms import BatchNorm
+
+
+class _Sum(torch.autograd.Function):
+    """The sum of a tensor over all processes; each process's gradient is the sum of theirs."""
+
+    @staticmethod
+    def forward(_: Any, x: Tensor) -> Tensor:
+        total = x.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> Tensor:
+        return _Sum.forward(_, gradient)
 
 
 class _Synced(nn.modules.batchnorm._BatchNorm):
@@ -26,11 +40,11 @@ class _Synced(nn.modules.batchnorm._BatchNorm):
         values = x.float()
         # Two sums, one after the other: the squares are of deviations, which single precision holds.
         count = torch.full((1,), float(x.numel() // x.shape[channels]), device=x.device)
-        total = all_reduce(torch.cat([values.sum(others), count]))
+        total = _Sum.apply(torch.cat([values.sum(others), count]))
         count = total[-1].detach()
         mean = total[:-1] / count
         deviation = values - mean.view(shape)
-        variance = all_reduce(deviation.square().sum(others)) / count
+        variance = _Sum.apply(deviation.square().sum(others)) / count
         self._track(mean.detach(), variance.detach(), count)
         y = deviation * (variance + self.eps).rsqrt().view(shape)
         return (y * self.weight.view(shape) + self.bias.view(shape)).to(x.dtype)
