@@ -15,13 +15,11 @@ from sklearn.datasets import load_digits
 from sklearn.decomposition import PCA
 
 import patchloom
-from conftest import stir
 from patchloom import PatchloomError
 from patchloom.explaining.analyses import analyse, pca_energy
 from patchloom.explaining.charts import draw_analysis
 from patchloom.explaining.weights import near_zero, scales, sparsity
 from patchloom.training.console import Console
-from patchloom.training.norms import branch_norms
 
 
 @pytest.fixture(scope="module")
@@ -41,31 +39,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         model_options={"depth": 2, "dim": 24},
     )
     return out
-
-
-def test_branch_norms_are_the_ratio_of_norms() -> None:
-    """Against the definition, token by token, on a network whose class token joins in the pooling stage."""
-    network = stir(patchloom.create_model("cait_nano", num_classes=3, img_size=16, depth=1, class_depth=1)).eval()
-    x = torch.randn(3, 3, 16, 16)
-    got = branch_norms(network, x)
-    with torch.no_grad():
-        tokens = network.stem(x) + network.positions
-        mixing, ffn = (part.branches[0] for part in (network.blocks[0].mixing, network.blocks[0].ffn))
-        update = mixing.scale.of(mixing.fn(mixing.norm(tokens)))
-        assert got["blocks.0.mixing.branches.0"] == pytest.approx(ratio(update, tokens), rel=1e-4)
-        tokens = tokens + update
-        update = ffn.scale.of(ffn.fn(ffn.norm(tokens)))
-        assert got["blocks.0.ffn.branches.0"] == pytest.approx(ratio(update, tokens), rel=1e-4)
-        pool, asking = network.pool[0].mixing.branches[0], network.class_token.expand(3, -1, -1)
-        every = torch.cat([asking, tokens + update], dim=1)
-        update = pool.scale.of(pool.fn(pool.norm(every), 1))
-        assert got["pool.0.mixing.branches.0"] == pytest.approx(ratio(update, asking), rel=1e-4)
-    assert len(got) == 4
-    assert not any(module._forward_hooks for module in network.modules())
-
-
-def ratio(update: torch.Tensor, x: torch.Tensor) -> float:
-    return float((update.norm(dim=-1) / x.norm(dim=-1)).mean())
 
 
 def test_sparsity_counts_what_is_below_a_twentieth_of_the_largest() -> None:
