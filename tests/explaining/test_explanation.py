@@ -129,7 +129,10 @@ def test_the_figure_is_drawn_when_asked_for(name: str, photo: Path, tmp_path: Pa
     network.class_names = ("$x_{", "a" * 60, "ж")  # what a drawing library may trip over
     found = patchloom.explain(network, photo)
     assert bool(found.rows) == bool(found.sparsity) == (name == "resmlp_nano")
-    found.figure.savefig(tmp_path / "figure.png", dpi=60)
+    figure = found.figure
+    layers = [part for part in figure.subfigs[-1].axes if part.images] if found.rows else []
+    assert len(layers) == len(found.rows)  # one picture per layer
+    figure.savefig(tmp_path / "figure.png", dpi=60)
     with Image.open(tmp_path / "figure.png") as drawn:
         assert len(np.unique(np.asarray(drawn))) > 50
 

@@ -139,7 +139,7 @@ def row_picture(rows: np.ndarray) -> np.ndarray:
 
 def _draw_rows(part: Any, title: str, rows: dict[str, np.ndarray], across: int) -> None:
     """One picture per layer."""
-    panels = part.subplots(-(-len(rows) // across), across, squeeze=False).flat
+    panels = part.subplots(-(-len(rows) // across), across, squeeze=False).ravel()
     for panel in panels:
         panel.set_axis_off()
     for panel, (name, picture) in zip(panels, rows.items(), strict=False):

@@ -55,8 +55,8 @@ def soft_loss(logits: Tensor, said: Tensor, tau: float, kl: str = "paper") -> Te
 
 def token_parameter_cosine(network: Any) -> float:
     """The cosine between the parameters of class and distillation token, without their positions."""
-    tokens = (token.detach()[0, 0].float() for token in (network.class_token, network.distill_token))
-    return float(F.cosine_similarity(*tokens, dim=-1))
+    one, other = (token.detach()[0, 0].float() for token in (network.class_token, network.distill_token))
+    return float(F.cosine_similarity(one, other, dim=-1))
 
 
 def token_cosines(network: Any, images: Tensor) -> list[float]:
