@@ -15,13 +15,11 @@ from sklearn.datasets import load_digits
 from sklearn.decomposition import PCA
 
 import patchloom
-from conftest import stir
 from patchloom import PatchloomError
 from patchloom.explaining.analyses import analyse, pca_energy
 from patchloom.explaining.charts import draw_analysis
 from patchloom.explaining.weights import near_zero, scales, sparsity
 from patchloom.training.console import Console
-from patchloom.training.norms import branch_norms
 
 
 @pytest.fixture(scope="module")
@@ -43,31 +41,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_branch_norms_are_the_ratio_of_norms() -> None:
-    """Against the definition, token by token, on a network whose class token joins in the pooling stage."""
-    network = stir(patchloom.create_model("cait_nano", num_classes=3, img_size=16, depth=1, class_depth=1)).eval()
-    x = torch.randn(3, 3, 16, 16)
-    got = branch_norms(network, x)
-    with torch.no_grad():
-        tokens = network.stem(x) + network.positions
-        mixing, ffn = (part.branches[0] for part in (network.blocks[0].mixing, network.blocks[0].ffn))
-        update = mixing.scale.of(mixing.fn(mixing.norm(tokens)))
-        assert got["blocks.0.mixing.branches.0"] == pytest.approx(ratio(update, tokens), rel=1e-4)
-        tokens = tokens + update
-        update = ffn.scale.of(ffn.fn(ffn.norm(tokens)))
-        assert got["blocks.0.ffn.branches.0"] == pytest.approx(ratio(update, tokens), rel=1e-4)
-        pool, asking = network.pool[0].mixing.branches[0], network.class_token.expand(3, -1, -1)
-        every = torch.cat([asking, tokens + update], dim=1)
-        update = pool.scale.of(pool.fn(pool.norm(every), 1))
-        assert got["pool.0.mixing.branches.0"] == pytest.approx(ratio(update, asking), rel=1e-4)
-    assert len(got) == 4
-    assert not any(module._forward_hooks for module in network.modules())
-
-
-def ratio(update: torch.Tensor, x: torch.Tensor) -> float:
-    return float((update.norm(dim=-1) / x.norm(dim=-1)).mean())
-
-
 def test_sparsity_counts_what_is_below_a_twentieth_of_the_largest() -> None:
     assert near_zero(torch.tensor([[1.0, -0.04], [0.06, 0.0]])) == 0.5
     network = patchloom.create_model("resmlp_nano", depth=2, img_size=16)
@@ -75,8 +48,27 @@ def test_sparsity_counts_what_is_below_a_twentieth_of_the_largest() -> None:
         weight = network.blocks[1].mixing.branches[0].fn.weight
         weight.zero_()
         weight[0, :8] = 1
-    assert sparsity(network)["blocks.1"]["mixing"] == pytest.approx(1 - 8 / 256)
-    assert set(sparsity(network)["blocks.0"]) == {"mixing", "ffn"}
+    assert sparsity(network)["blocks.1"]["A"] == pytest.approx(1 - 8 / 256)
+    assert list(sparsity(network)["blocks.0"]) == ["A", "B", "C"]
+
+
+def test_sparsity_of_the_three_matrices_is_separate() -> None:
+    """B and C differ, so that a mean over the FFN would be seen; a cross-patch MLP has two matrices over patches."""
+    network = patchloom.create_model("resmlp_nano", depth=1, img_size=16)
+    ffn = network.blocks[0].ffn.branches[0].fn
+    with torch.no_grad():
+        ffn.fc1.weight[: ffn.fc1.weight.shape[0] // 2] = 0
+        ffn.fc2.weight.zero_()
+        ffn.fc2.weight[0, 0] = -1
+    got = sparsity(network)["blocks.0"]
+    for name, weight in {"A": network.blocks[0].mixing.branches[0].fn, "B": ffn.fc1, "C": ffn.fc2}.items():
+        size = np.abs(weight.weight.detach().numpy())
+        assert got[name] == pytest.approx(float((size < 0.05 * size.max()).mean()), abs=1e-6)
+    assert got["C"] == pytest.approx(1 - 1 / ffn.fc2.weight.numel())
+    mixer = patchloom.create_model("resmlp_nano", depth=1, img_size=16, mixing="mlp")
+    assert list(sparsity(mixer)["blocks.0"]) == ["A1", "A2", "B", "C"]
+    parallel = patchloom.create_model("vit_tiny_2x2", depth=1, img_size=32)
+    assert list(sparsity(parallel)["blocks.0"]) == ["B", "C"]
 
 
 def test_scales_are_those_of_the_layers() -> None:
@@ -138,6 +130,16 @@ def test_the_command_writes_data_and_figures(run: Path, tmp_path: Path) -> None:
     assert len(about["embeddings"]["tsne"]) == about["embeddings"]["count"] == 40
     assert about["embeddings"]["pca_energy"][-1] == pytest.approx(1)
     assert found["disagreement"]["names"][0] == "ground truth"
+
+
+def test_the_number_of_embedded_images_is_an_option(run: Path) -> None:
+    for count, got in ((12, 12), (9, 9)):
+        about = analyse([run], "digits", count=count)["models"][str(run)]["embeddings"]
+        assert about["count"] == len(about["tsne"]) == len(about["labels"]) == len(about["pca_energy"]) == got
+    with pytest.raises(PatchloomError, match="at least 8, not 7"):
+        analyse([run], "digits", count=7)
+    with pytest.raises(PatchloomError, match="no --data is given"):
+        analyse([run], count=12)
 
 
 def test_agreement_needs_images(run: Path) -> None:

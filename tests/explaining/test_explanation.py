@@ -10,11 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from matplotlib import colormaps
 from PIL import Image
 
 import patchloom
 from conftest import stir
 from patchloom import PatchloomError
+from patchloom.explaining.figures import row_picture, strongest, thresholded
 from patchloom.models.network import Network
 
 
@@ -127,9 +129,101 @@ def test_the_figure_is_drawn_when_asked_for(name: str, photo: Path, tmp_path: Pa
     network.class_names = ("$x_{", "a" * 60, "ж")  # what a drawing library may trip over
     found = patchloom.explain(network, photo)
     assert bool(found.rows) == bool(found.sparsity) == (name == "resmlp_nano")
-    found.figure.savefig(tmp_path / "figure.png", dpi=60)
+    figure = found.figure
+    layers = [part for part in figure.subfigs[-1].axes if part.images] if found.rows else []
+    assert len(layers) == len(found.rows)  # one picture per layer
+    figure.savefig(tmp_path / "figure.png", dpi=60)
     with Image.open(tmp_path / "figure.png") as drawn:
         assert len(np.unique(np.asarray(drawn))) > 50
+
+
+def test_overlays_are_the_grey_picture_times_the_map_in_cividis(network: Network, photo: Path) -> None:
+    """CaiT D.2."""
+    found = patchloom.explain(network, photo, faithfulness=False)
+    red, green, blue = (found.image[..., i].astype(np.float64) / 255 for i in range(3))
+    grey = 0.299 * red + 0.587 * green + 0.114 * blue  # not Pillow's "L": rounded, it may fall into the next colour
+    assert list(found.overlays) == list(found.maps)
+    for name, values in found.maps.items():
+        got = found.overlays[name]
+        assert got.shape == (16, 24, 3)
+        assert got.dtype == np.uint8
+        want = colormaps["cividis"](grey * values)[..., :3] * 255
+        assert np.abs(got - want).max() < 1.001  # whole levels
+
+
+def test_every_class_above_a_tenth_is_reported(photo: Path, tmp_path: Path) -> None:
+    even = patchloom.create_model("deit_nano", num_classes=8, img_size=16, depth=1).eval()
+    torch.nn.init.zeros_(even.head.weight)
+    even.class_names = tuple("abcdefgh")
+    found = patchloom.explain(even, photo, maps=[])
+    assert [row["class"] for row in found.predictions] == list("abcdefgh")
+    patchloom.save(even, tmp_path / "even.safetensors")
+    done = command(tmp_path / "even.safetensors", photo, "--out", tmp_path / "out", "--map", "grad-cam")
+    assert ", ".join(f"{name} 12.5%" for name in "abcdefgh") in done.stdout
+    even.reset_head(30)
+    assert len(patchloom.explain(even.eval(), photo, maps=[]).predictions) == 5
+
+
+def test_top_gives_the_maps_of_the_best_classes(photo: Path) -> None:
+    """Thesis Fig. 5.6, also of classes that are unlikely."""
+    made = patchloom.create_model("patchconvnet_nano", num_classes=9, img_size=16, depth=1, queries="per_class")
+    made = stir(made).eval()
+    made.class_names = tuple("abcdefghi")
+    for top in (1, 3, 7):
+        found = patchloom.explain(made, photo, maps="per-class", top=top, faithfulness=False)
+        assert list(found.maps) == [f"per-class: {row['class']}" for row in found.predictions[:top]]
+        assert len(found.predictions) >= max(5, top)
+    last = patchloom.explain(made, photo, maps=[], top=9).predictions[-1]["class"]
+    found = patchloom.explain(made, photo, maps="per-class", top=2, target=last, faithfulness=False)
+    assert len(found.maps) == 3
+    assert f"per-class: {last}" in found.maps
+    for wrong in (0, 10, -1):
+        with pytest.raises(PatchloomError, match=f"from 1 to the 9 .*not {wrong}"):
+            patchloom.explain(made, photo, top=wrong)
+
+
+@pytest.mark.parametrize(
+    ("size", "ys", "xs"),
+    [
+        (32, range(1, 7), range(1, 7)),
+        ((28, 40), range(6), range(2, 8)),
+        ((16, 24), range(4), range(6)),
+    ],
+)
+def test_rows_are_those_of_the_central_patches(size: object, ys: range, xs: range, photo: Path) -> None:
+    """Thesis Fig. 4.2; a smaller grid gives all that it has."""
+    network = patchloom.create_model("resmlp_nano", num_classes=3, img_size=size, depth=2).eval()
+    found = patchloom.explain(network, photo, maps=[])
+    width = network.config.grid[1]
+    for i, block in enumerate(network.blocks):
+        matrix = block.mixing.branches[0].fn.weight.detach().numpy()
+        got = found.rows[f"blocks.{i}.mixing.branches.0.fn"]
+        assert got.shape == (len(ys) * len(xs), *network.config.grid)
+        np.testing.assert_array_equal(got.reshape(len(got), -1), matrix[[y * width + x for y in ys for x in xs]])
+    picture = row_picture(got)
+    height = network.config.grid[0]
+    assert picture.shape == (len(ys) * (height + 1) - 1, len(xs) * (width + 1) - 1)
+    second = picture[: network.config.grid[0], width + 1 : 2 * width + 1]  # right of the first
+    np.testing.assert_allclose(second, got[1] / np.abs(got[1]).max(), rtol=1e-6)
+
+
+def test_the_thresholded_picture_keeps_the_patches_with_60_percent_of_the_attention(
+    network: Network, photo: Path
+) -> None:
+    grid = np.array([[0.3, 0.02, 0.28], [0.2, 0.1, 0.1]], np.float32)  # 0.3 + 0.28 are too few
+    keep = strongest(grid)
+    assert keep.tolist() == [[True, False, True], [True, False, False]]
+    np.testing.assert_array_equal(strongest(grid / 7 + 0), keep)  # whatever share goes to other tokens
+    assert strongest(np.eye(5)).sum() == 3  # 3 of 5 are 60 %
+    assert not strongest(np.zeros((2, 2))).any()
+    image = np.full((4, 6, 3), 100, np.uint8)
+    shown = thresholded(image, grid)[..., 0] == 100 / 255
+    np.testing.assert_array_equal(shown, np.kron(keep, np.ones((2, 2))).astype(bool))
+    found = patchloom.explain(network, photo, maps="class-attention", faithfulness=False)
+    attention = found.heads["pool.0.mixing.branches.0.fn"].mean(axis=0)
+    np.testing.assert_allclose(found.grids["class-attention"], attention, rtol=1e-5)
+    kept = np.sort(attention[strongest(attention)])
+    assert kept[1:].sum() < 0.6 * attention.sum() <= kept.sum() * (1 + 1e-6)
 
 
 def command(*words: object) -> subprocess.CompletedProcess[str]:
@@ -150,7 +244,7 @@ def test_a_bad_image_among_several_is_named_and_the_others_are_done(weights: Pat
     assert "Traceback" not in done.stderr
     rows = json.loads(done.stdout)
     assert ["error" in row for row in rows] == [False, True, False, False]
-    names = ["photo-2.explained.png", "photo-3.explained.png", "photo.explained.png"]
+    names = sorted(f"photo{i}.{kind}.png" for i in ("", "-2", "-3") for kind in ("explained", "overlays"))
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == names
     assert list(rows[0]["faithfulness"]) == ["grad-cam"]
 
@@ -187,6 +281,9 @@ def test_models_only_says_that_further_words_are_models_and_what_cannot_be_writt
     [
         (("--map", "pooling"), "cait_nano cannot give the map 'pooling'; it can give class-attention"),
         (("--target", "brd"), "Did you mean 'bird'"),
+        (("--top", "3"), "cait_nano has no map per class: --top is for models with queries='per_class'"),
+        (("--count", "30"), "--count is for --model-only"),
+        (("--model-only", "--count", "30"), "takes models"),
     ],
 )
 def test_wrong_use_is_one_sentence_and_nothing_is_written(

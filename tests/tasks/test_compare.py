@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
@@ -45,6 +46,11 @@ def test_disagreement_with_the_truth_is_the_error_and_the_table_is_symmetric(
         assert rates[0, row] == pytest.approx(1 - patchloom.evaluate(models[0], "digits", **options)["top1"])
     assert rates[0, 4] == pytest.approx(1 - patchloom.evaluate(models[1], "digits")["top1"])
     assert len(got["cosines"][str(models[0])]) == 2
+    tokens = load_file(models[0] / "export" / "model.safetensors") if models[0].is_dir() else load_file(models[0])
+    one, other = (tokens[name].flatten().numpy() for name in ("class_token", "distill_token"))
+    want = one @ other / np.linalg.norm(one) / np.linalg.norm(other)
+    assert got["parameter_cosines"] == {str(models[0]): pytest.approx(float(want), abs=1e-5)}
+    assert f"cosine of their parameters alone: {want:.2f}" in disagreement_text(got)
     assert "ground truth" in disagreement_text(got)
     long = {**got, "names": ["a/long/path/" * 20 + name for name in got["names"]]}
     draw_disagreement(long, tmp_path / "d.png")

@@ -27,10 +27,19 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--target", metavar="CLASS", help="the class to explain, by name or index; default: the likeliest"
     )
+    parser.add_argument(
+        "--top",
+        metavar="K",
+        type=int,
+        help="maps of the K best classes, for models with one query per class; default: of every class above 10 %%",
+    )
     parser.add_argument("--model-only", action="store_true", help="analyse the model itself, without images to explain")
     parser.add_argument("--data", metavar="DATA", help="of --model-only: images for embeddings, norms and agreement")
     parser.add_argument("--labels", help="of --data: the label column of a CSV manifest")
     parser.add_argument("--split", choices=["train", "val", "test", "all"], help="of --data")
+    parser.add_argument(
+        "--count", metavar="N", type=int, help="of --data: number of images for PCA energy and t-SNE (default: 500)"
+    )
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.set_defaults(run=run)
 
@@ -46,14 +55,15 @@ def _run_models(options: argparse.Namespace) -> None:
     from patchloom.explaining.charts import draw_analysis
     from patchloom.training.console import Console
 
-    if options.maps or options.target:
-        raise PatchloomError("--map and --target are for images; --model-only explains none.")
+    if options.maps or options.target or options.top is not None:
+        raise PatchloomError("--map, --target and --top are for images; --model-only explains none.")
     models = [options.model, *options.images]
     if pictures := [name for name in options.images if Path(name).suffix.lower() in EXTENSIONS]:
         raise PatchloomError(
             f"--model-only takes models after FROM; {pictures[0]} is an image. Images go to --data DATA."
         )
-    found = analyse(models, options.data, labels=options.labels, split=options.split, console=Console(sys.stderr))
+    data = {"labels": options.labels, "split": options.split, "count": options.count}
+    found = analyse(models, options.data, **data, console=Console(sys.stderr))
     out = out_folder(options.out)
     with _writing(out):
         (out / "analysis.json").write_text(json.dumps(found, indent=1) + "\n")
@@ -67,7 +77,7 @@ def _run_models(options: argparse.Namespace) -> None:
 
 def _run_pictures(options: argparse.Namespace) -> None:
     from patchloom.errors import PatchloomError
-    from patchloom.explaining.explanation import find_class
+    from patchloom.explaining.explanation import check_top, find_class
     from patchloom.explaining.maps import check_maps
     from patchloom.tasks.evaluate import expand_images, open_model
     from patchloom.tasks.figures import new_figure
@@ -76,15 +86,18 @@ def _run_pictures(options: argparse.Namespace) -> None:
         raise PatchloomError("explain needs images, patchloom explain FROM IMAGE... --out DIR, or --model-only.")
     if options.data is not None:
         raise PatchloomError("--data is for --model-only; images to explain stand after FROM.")
+    if options.count is not None:
+        raise PatchloomError("--count is for --model-only --data DATA; images to explain are all explained.")
     network = open_model(options.model)
     maps = check_maps(network, options.maps)
+    check_top(network, options.top)
     if options.target is not None:
         find_class(network, options.target)
     new_figure(1, 1)  # where matplotlib is missing, this says so before anything is computed
     out = out_folder(options.out)
     rows: list[dict[str, Any]] = []
     for path in [path for given in options.images for path in expand_images(given)]:  # before figures stand there too
-        rows.append(_explain_one(network, path, maps, options.target, out))
+        rows.append(_explain_one(network, path, out, maps=maps, target=options.target, top=options.top))
         if not options.json:
             _say(rows[-1])
     if options.json:
@@ -96,24 +109,42 @@ def _run_pictures(options: argparse.Namespace) -> None:
         raise PatchloomError(f"{len(bad)} of {len(rows)} images could not be explained.")
 
 
-def _explain_one(network: Any, path: Path, maps: tuple[str, ...], target: str | None, out: Path) -> dict[str, Any]:
+def _explain_one(network: Any, path: Path, out: Path, **asked: Any) -> dict[str, Any]:
     from patchloom.errors import PatchloomError
     from patchloom.explaining.explanation import explain
     from patchloom.tasks.figures import save_figure
 
     try:
-        found = explain(network, path, maps=maps, target=target)
+        found = explain(network, path, **asked)
     except PatchloomError as error:
         return {"path": str(path), "error": str(error)}
     figure = _free_name(out, path.stem)
     save_figure(found.figure, figure)
-    return {"path": str(path), "figure": str(figure), **found.to_json()}
+    written = {"figure": str(figure)}
+    if found.maps:
+        written["overlays"] = str(_overlays_beside(figure))
+        with _writing(out):
+            _side_by_side(list(found.overlays.values())).save(written["overlays"])
+    return {"path": str(path), **written, **found.to_json()}
+
+
+def _side_by_side(pictures: list[Any]) -> Any:
+    """Pictures (H, W, 3) as one image, in their order, with white between."""
+    import numpy as np
+    from PIL import Image
+
+    gap = np.full((pictures[0].shape[0], 4, 3), 255, np.uint8)
+    return Image.fromarray(np.concatenate([part for picture in pictures for part in (picture, gap)][:-1], axis=1))
+
+
+def _overlays_beside(figure: Path) -> Path:
+    return figure.with_name(figure.name.replace(".explained.png", ".overlays.png"))
 
 
 def _free_name(folder: Path, stem: str) -> Path:
     """A name for a figure under which nothing stands: neither a picture of the user nor an earlier figure."""
     path, number = folder / f"{stem}.explained.png", 1
-    while os.path.lexists(path):
+    while os.path.lexists(path) or os.path.lexists(_overlays_beside(path)):
         number += 1
         path = folder / f"{stem}-{number}.explained.png"
     return path
@@ -130,11 +161,14 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def _say(row: dict[str, Any]) -> None:
+    from patchloom.explaining.figures import SHOWN
+
     if "error" in row:
         print(f"patchloom: {row['error']}", file=sys.stderr)
         return
-    best = row["predictions"][0]
-    print(f"{row['path']}: {best['class']} {best['probability']:.1%} -> {row['figure']}")
+    likely = [one for one in row["predictions"] if one["probability"] > SHOWN] or row["predictions"][:1]
+    classes = ", ".join(f"{one['class']} {one['probability']:.1%}" for one in likely)  # all above 10 % (CaiT D.2)
+    print(f"{row['path']}: {classes} -> {row['figure']}")
     for name, figures in row["faithfulness"].items():
         chance = figures["random"]["deletion"]
         print(

@@ -24,7 +24,7 @@ from patchloom.training.norms import branch_norms
 from patchloom.training.run import Run
 
 NORM_IMAGES = 64  # of which branch norms are averaged
-EMBEDDED = 500  # images at most, evenly spread: t-SNE takes long
+EMBEDDED = 500  # images at most unless asked for more, evenly spread: t-SNE takes long
 LEAST = 8  # images that embeddings are analysed of
 
 From = str | PathLike[str]
@@ -36,6 +36,7 @@ def analyse(
     *,
     labels: str | None = None,
     split: str | None = None,
+    count: int | None = None,
     console: Console | None = None,
 ) -> dict[str, Any]:
     """All that can be said of models without a picture to explain, as plain JSON.
@@ -43,7 +44,14 @@ def analyse(
     models         by FROM: name, scales, sparsity, and where a run logged them, norms_by_epoch; with `data` also
                    branch_norms and embeddings (PCA energy, t-SNE)
     disagreement   of several models on `data`
+
+    At most `count` images (default: 500), evenly spread over the data, are embedded; embeddings.count says how many.
     """
+    if count is not None and (data is None or count < LEAST):
+        raise PatchloomError(
+            f"--count is the number of images of --data to embed, at least {LEAST}"
+            + (", and no --data is given." if data is None else f", not {count}.")
+        )
     if len(models) > 1 and data is None:
         raise PatchloomError(f"{len(models)} models are given; how far they agree needs images: --data DATA.")
     source, items = open_items(data, labels, split, console=console) if data is not None else (None, [])
@@ -55,7 +63,7 @@ def analyse(
             about["norms_by_epoch"] = logged
         if source is not None:
             about["branch_norms"] = _norms(network, source, items)
-            about["embeddings"] = _embeddings(network, source, items)
+            about["embeddings"] = _embeddings(network, source, items, count or EMBEDDED)
         found["models"][str(model)] = about
     if len(models) > 1 and data is not None:
         found["disagreement"] = disagreement(models, data, labels=labels, split=split)
@@ -84,8 +92,8 @@ def _spread(items: Sequence[Item], most: int) -> list[Item]:
     return [items[i * len(items) // count] for i in range(count)]
 
 
-def _embeddings(network: Network, source: Source, items: Sequence[Item]) -> dict[str, Any]:
-    chosen = _spread(items, EMBEDDED)
+def _embeddings(network: Network, source: Source, items: Sequence[Item], count: int) -> dict[str, Any]:
+    chosen = _spread(items, count)
     if len(chosen) < LEAST:
         raise PatchloomError(f"Embeddings are analysed of at least {LEAST} images; {source.where} gives {len(chosen)}.")
     vectors = embeddings(network, source, chosen, network.preprocessing).astype(np.float64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Picture = Image.Image | str | PathLike[str] | np.ndarray
-TOP = 5
+TOP = 5  # classes that are always reported
 
 
 @dataclass(frozen=True)
@@ -39,13 +40,22 @@ class Explanation:
 
     model: str  # its registered name
     image: np.ndarray  # (H, W, 3) uint8, the crop that the network saw
-    predictions: list[dict[str, Any]]  # {class, probability}, the five best
+    predictions: list[dict[str, Any]]  # {class, probability}, best first: five, and all above 10 %
     target: str  # the class that grad-cam and occlusion are about, and faithfulness but for maps a class
     maps: dict[str, np.ndarray]  # name -> (H, W) float32
+    grids: dict[str, np.ndarray]  # name -> (grid height, grid width) float32: the map itself, one value per patch
     heads: dict[str, np.ndarray]  # layer -> (heads, grid height, grid width) float32, after softmax
     faithfulness: dict[str, dict[str, Any]]  # by map: deletion, insertion, random, verdict
-    rows: dict[str, np.ndarray] = field(default_factory=dict)  # ResMLP: layer -> (rows, grid height, grid width)
-    sparsity: dict[str, dict[str, float]] = field(default_factory=dict)  # ResMLP: block -> {mixing, ffn}
+    rows: dict[str, np.ndarray] = field(default_factory=dict)  # ResMLP: layer -> (36, grid height, grid width)
+    sparsity: dict[str, dict[str, float]] = field(default_factory=dict)  # ResMLP: block -> {A, B, C}
+
+    @cached_property
+    def overlays(self) -> dict[str, np.ndarray]:
+        """By map, the grey image times the map in the colours of cividis, (H, W, 3) uint8 (CaiT D.2). Needs
+        matplotlib."""
+        from patchloom.explaining.figures import overlay
+
+        return {name: overlay(self.image, values) for name, values in self.maps.items()}
 
     @property
     def figure(self) -> Figure:
@@ -73,6 +83,7 @@ def explain(
     *,
     maps: str | Sequence[str] | None = None,
     target: str | int | None = None,
+    top: int | None = None,
     faithfulness: bool = True,
     seed: int = 0,
 ) -> Explanation:
@@ -81,11 +92,14 @@ def explain(
     maps           among class-attention, rollout, pooling, per-class, cross-patch, grad-cam, occlusion; None: all that
                    the model can give
     target         the class, by name or index, that grad-cam, occlusion and faithfulness are about; None: the likeliest
+    top            of a model with one query per class: the number of best classes that have a map, beside the target's
+                   (thesis Fig. 5.6); None: every class above 10 %
     faithfulness   whether to measure it, which takes most of the time
     seed           of the random maps that it is measured against
     """
     with _evaluating(model) as network:
-        return _explain(network, image, check_maps(network, maps), target, faithfulness, seed)
+        check_top(network, top)
+        return _explain(network, image, check_maps(network, maps), target, top, faithfulness, seed)
 
 
 @contextmanager
@@ -105,6 +119,7 @@ def _explain(
     image: Picture,
     wanted: Sequence[str],
     target: str | int | None,
+    top: int | None,
     faithfulness: bool,
     seed: int,
 ) -> Explanation:
@@ -114,22 +129,27 @@ def _explain(
     if not logits.isfinite().all():
         raise PatchloomError(f"{network.config.name} gives no numbers for this picture: its weights are damaged.")
     chances = logits.softmax(dim=-1).cpu().numpy()
-    order = np.argsort(-chances, kind="stable")[:TOP]
+    order = np.argsort(-chances, kind="stable")
+    likely = order[chances[order] > SHOWN]
     chosen = int(order[0]) if target is None else find_class(network, target)
-    shown = tuple(dict.fromkeys([*(int(i) for i in order if chances[i] > SHOWN), chosen]))
+    shown = tuple(dict.fromkeys([*map(int, likely if top is None else order[:top]), chosen]))
     patch = network.config.patch_size  # convolutional networks take crops of other sizes than their own
     layout = TokenLayout(network.num_prefix, x.shape[2] // patch, x.shape[3] // patch)
     seen = Seen(network, x, layout, logits, attention, shown, chosen)
-    found = {name: _saliency(values, picture) for name, values in make_maps(seen, wanted).items()}
+    made = make_maps(seen, wanted)
+    found = {name: _saliency(values, picture) for name, values in made.items()}
     names, rows = class_names(network), _arrays(patch_rows(network))
     own = {f"per-class: {names[i]}": i for i in shown}
     targets = {name: own.get(name, chosen) for name in found}
     return Explanation(
         model=network.config.name,
         image=picture,
-        predictions=[{"class": names[i], "probability": float(chances[i])} for i in order],
+        predictions=[
+            {"class": names[i], "probability": float(chances[i])} for i in order[: max(TOP, len(likely), top or 0)]
+        ],
         target=names[chosen],
         maps=found,
+        grids=_arrays(made),
         heads=_arrays(head_maps(seen)),
         faithfulness=judge(network, picture, found, targets, seed) if faithfulness and found else {},
         rows=rows,
@@ -169,6 +189,21 @@ def _read(path: Path) -> Image.Image:
             raise
         reason = getattr(error, "strerror", None) or error
         raise PatchloomError(f"{path} cannot be read as an image: {reason}.") from error
+
+
+def check_top(network: Network, top: int | None) -> None:
+    """Refuse `top` where a network has no map per class, or not so many classes."""
+    if top is None:
+        return
+    if not network.per_class:
+        raise PatchloomError(
+            f"{network.config.name} has no map per class: --top is for models with queries='per_class'. Leave it out."
+        )
+    if not isinstance(top, int) or not 1 <= top <= network.config.num_classes:
+        classes = network.config.num_classes
+        raise PatchloomError(
+            f"--top is a number of classes from 1 to the {classes} of {network.config.name}, not {top}."
+        )
 
 
 def find_class(network: Network, target: str | int) -> int:

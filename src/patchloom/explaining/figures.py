@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from patchloom.errors import PatchloomError
+from patchloom.explaining.maps import central_patches
 from patchloom.tasks.figures import new_figure
 
 if TYPE_CHECKING:
@@ -15,7 +18,7 @@ if TYPE_CHECKING:
     from patchloom.explaining.explanation import Explanation
 
 SHOWN = 0.1  # the probability from which on a class is named, and has a map of its own
-MASS = 0.6  # of a map, that the thresholded picture keeps
+MASS = 0.6  # of a map, that the thresholded picture keeps: DINO's share; CaiT Fig. 5 gives no rule
 INCH = 2.2  # of one small picture
 
 
@@ -23,28 +26,34 @@ def draw_explanation(explanation: Explanation) -> Figure:
     """Input, maps over the grey picture, thresholded maps, classes, then every head, or the rows of ResMLP."""
     across = 1 + max(2, len(explanation.maps))
     width = across * INCH
-    mosaics = [
-        (title, Mosaic(tiles, word), signed)
-        for title, tiles, word, signed in (
-            ("every head of every layer: what the token that is read attends to", explanation.heads, "head", False),
-            (f"rows of the matrices over patches{_near_zero(explanation)}", explanation.rows, "row", True),
-        )
-        if tiles
-    ]
-    heights = [2 * INCH + 1.0, *(tiles.height(width - 1) + 0.9 for _, tiles, _ in mosaics)]
+    rows = {name: row_picture(values) for name, values in explanation.rows.items() if len(values) > 1}
+    pooled = {name: values for name, values in explanation.rows.items() if len(values) == 1}  # of a class-MLP
+    sections = [(2 * INCH + 1.0, partial(_draw_maps, explanation=explanation, across=across))]
+    for title, tiles, word, signed in (
+        ("every head of every layer: what the token that is read attends to", explanation.heads, "head", False),
+        ("weights of the class-MLP", pooled, "row", True),
+    ):
+        if tiles:
+            mosaic = Mosaic(tiles, word)
+            draw = partial(_draw_mosaic, title=title, tiles=mosaic, signed=signed)
+            sections.append((mosaic.height(width - 1) + 0.9, draw))
+    if rows:
+        title = f"rows of A, of the central patches{_near_zero(explanation)}"
+        down = -(-len(rows) // across)
+        sections.append((down * (INCH + 0.2) + 0.5, partial(_draw_rows, title=title, rows=rows, across=across)))
+    heights = [height for height, _ in sections]
     figure = new_figure(width, sum(heights))
     parts: Any = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
-    _draw_maps(parts[0], explanation, across)
-    for part, (title, tiles, signed) in zip(parts[1:], mosaics, strict=True):
-        _draw_mosaic(part, title, tiles, signed)
+    for part, (_, draw) in zip(parts, sections, strict=True):
+        draw(part)
     return figure
 
 
 def _near_zero(explanation: Explanation) -> str:
-    """How sparse they are, beside the FFN's."""
+    """How sparse A is, beside B and C of the FFN."""
     blocks = list(explanation.sparsity.values())
-    shares = {kind: np.mean([block[kind] for block in blocks if kind in block] or [0]) for kind in ("mixing", "ffn")}
-    return f": {shares['mixing']:.0%} of their weights are near zero, {shares['ffn']:.0%} of the FFN's"
+    shares = {name: np.mean([block[name] for block in blocks if name in block] or [0]) for name in "ABC"}
+    return f"; near zero are {shares['A']:.0%} of A, {shares['B']:.0%} of B, {shares['C']:.0%} of C"
 
 
 def _draw_maps(part: Any, explanation: Explanation, across: int) -> None:
@@ -54,10 +63,10 @@ def _draw_maps(part: Any, explanation: Explanation, across: int) -> None:
     panels[0][0].imshow(explanation.image)
     panels[0][0].set_title(explanation.model, fontsize=9, parse_math=False)
     _draw_classes(panels[1][0], explanation)
-    for column, (name, values) in enumerate(explanation.maps.items(), 1):
-        panels[0][column].imshow(overlay(explanation.image, values))
+    for column, name in enumerate(explanation.maps, 1):
+        panels[0][column].imshow(explanation.overlays[name])
         panels[0][column].set_title(_short(name, 32), fontsize=9, parse_math=False)
-        panels[1][column].imshow(thresholded(explanation.image, values))
+        panels[1][column].imshow(thresholded(explanation.image, explanation.grids[name]))
         if name in explanation.faithfulness:
             panels[1][column].set_title(_faith(explanation.faithfulness[name]), fontsize=6)
 
@@ -73,7 +82,7 @@ def _faith(figures: dict[str, Any]) -> str:
 def _draw_classes(panel: Any, explanation: Explanation) -> None:
     """The classes above 10 %, or the best one, as bars with their names."""
     likely = [row for row in explanation.predictions if row["probability"] > SHOWN] or explanation.predictions[:1]
-    panel.set(xlim=(0, 1), ylim=(5.2, -0.8))
+    panel.set(xlim=(0, 1), ylim=(max(5.2, len(likely)), -0.8))
     for place, row in enumerate(likely):
         panel.barh(place + 0.25, row["probability"], height=0.3, color="#4c6ea8")
         panel.text(
@@ -86,22 +95,57 @@ def _short(name: str, most: int = 26) -> str:
 
 
 def overlay(image: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """(H, W, 3) in [0, 1]: the grey picture, the map deciding its brightness and its tint, which is cividis'."""
-    from matplotlib import colormaps
-
+    """(H, W, 3) uint8: the grey image in [0, 1] times the map, 0 and 1 being the ends of cividis (CaiT D.2)."""
+    try:
+        from matplotlib import colormaps
+    except ImportError as error:
+        raise PatchloomError("The colours of overlays need matplotlib: pip install 'patchloom[figures]'.") from error
     grey = image @ np.array([0.299, 0.587, 0.114]) / 255
-    colour = colormaps["cividis"](values)[..., :3]
-    tint = colour / colour.max(axis=-1, keepdims=True)
-    strength = 0.15 + 0.35 * values[..., None]
-    return np.clip((0.5 + 0.5 * values[..., None]) * (0.9 * grey[..., None] + strength) * tint, 0, 1)
+    return colormaps["cividis"](grey * values, bytes=True)[..., :3]
 
 
-def thresholded(image: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """(H, W, 3) in [0, 1]: the picture where the map is strong, the smallest part that holds 60 % of it; else faint."""
-    ordered = np.sort(values.ravel())[::-1]
-    level = ordered[min(np.searchsorted(ordered.cumsum(), MASS * ordered.sum()), len(ordered) - 1)]
-    keep = ((values >= level) & (values > 0))[..., None]
+def strongest(grid: np.ndarray) -> np.ndarray:
+    """(grid height, grid width) bool: the smallest set of patches that holds 60 % of a map (of the attention that goes
+    to patches). None where the map is zero."""
+    flat = grid.astype(np.float64).ravel()
+    order = np.argsort(-flat, kind="stable")
+    held = flat[order].cumsum()
+    count = int(np.searchsorted(held, MASS * held[-1] * (1 - 1e-9))) + 1 if held[-1] > 0 else 0
+    keep = np.zeros(flat.size, bool)
+    keep[order[:count]] = True
+    return keep.reshape(grid.shape)
+
+
+def thresholded(image: np.ndarray, grid: np.ndarray) -> np.ndarray:
+    """(H, W, 3) in [0, 1]: the image in the patches that hold 60 % of the map, faint elsewhere.
+
+    `grid` is the map itself, one value per patch: interpolating and stretching it to [0, 1] would change the share.
+    """
+    (height, width), (down, across) = image.shape[:2], grid.shape
+    rows, columns = np.arange(height) * down // height, np.arange(width) * across // width
+    keep = strongest(grid)[rows][:, columns, None]
     return np.where(keep, image / 255, 0.85 + 0.15 * image / 255)
+
+
+def row_picture(rows: np.ndarray) -> np.ndarray:
+    """(height, width): the rows of the central patches as one picture, each where its patch lies, scaled to [-1, 1] by
+    its largest value and set apart by nan (thesis Fig. 4.2)."""
+    height, width = rows.shape[1:]
+    framed = np.full((len(rows), height + 1, width + 1), np.nan, np.float32)
+    framed[:, :height, :width] = rows / np.maximum(np.abs(rows).max(axis=(1, 2), keepdims=True), 1e-12)
+    table = framed.reshape(len(central_patches(height)), -1, height + 1, width + 1).swapaxes(1, 2)
+    return table.reshape(table.shape[0] * table.shape[1], -1)[:-1, :-1]
+
+
+def _draw_rows(part: Any, title: str, rows: dict[str, np.ndarray], across: int) -> None:
+    """One picture per layer."""
+    panels = part.subplots(-(-len(rows) // across), across, squeeze=False).ravel()
+    for panel in panels:
+        panel.set_axis_off()
+    for panel, (name, picture) in zip(panels, rows.items(), strict=False):
+        panel.imshow(picture, interpolation="nearest", cmap="RdBu_r", vmin=-1, vmax=1)
+        panel.set_title(layer_label(name), fontsize=7)
+    part.suptitle(title, fontsize=9)
 
 
 class Mosaic:

@@ -21,6 +21,7 @@ from patchloom.models.network import Network, TokenLayout
 
 MAPS = ("class-attention", "rollout", "pooling", "per-class", "cross-patch", "grad-cam", "occlusion")
 TOKENS = ("class", "distillation")
+CENTRAL = 6  # patches along a side whose rows are shown (thesis Fig. 4.2)
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def _suffix(token: int) -> str:
 
 def _class_attention(seen: Seen) -> dict[str, Tensor]:
     """The mean over heads of the last block of a ViT, or of CaiT's first class-attention layer: that one looks at the
-    object, the second one at the whole image (CaiT 5.3)."""
+    object, the second one at the whole image (CaiT 4.2, D.1)."""
     rows = token_attention(seen)
     last = f"blocks.{len(seen.network.blocks) - 1}."
     telling = [rows[name] for name in rows if name.startswith("pool.0." if seen.network.join_at is None else last)]
@@ -204,13 +205,15 @@ def _cross_patch(seen: Seen) -> dict[str, Tensor]:
     return {"": read.unflatten(0, (seen.layout.height, seen.layout.width))}
 
 
-def patch_rows(network: Network, across: int = 3) -> dict[str, Tensor]:
-    """What the matrices over patches hold, by layer, (rows, grid height, grid width), signed: the rows of across x
-    across patches spread over the grid, and the one row of a class-MLP (thesis Fig. 4.2)."""
+def patch_rows(network: Network) -> dict[str, Tensor]:
+    """The rows of the matrices over patches, by layer, (rows, grid height, grid width), signed: of the 6 x 6 central
+    patches, row-major (thesis Fig. 4.2), and the one row of a class-MLP.
+
+    A side of the grid with fewer than 6 patches gives all of them; where the centre lies between two choices, the upper
+    or left one is taken.
+    """
     height, width = network.config.grid
-    ys, xs = (
-        [(2 * i + 1) * side // (2 * min(across, side)) for i in range(min(across, side))] for side in (height, width)
-    )
+    ys, xs = central_patches(height), central_patches(width)
     places = [y * width + x for y in ys for x in xs]
     rows = {}
     for name, module in network.named_modules():
@@ -219,6 +222,12 @@ def patch_rows(network: Network, across: int = 3) -> dict[str, Tensor]:
         elif isinstance(module, ClassMLP):
             rows[name] = module.weight.detach()[:, -height * width :].unflatten(1, (height, width))
     return rows
+
+
+def central_patches(side: int) -> range:
+    """The places along a side of the grid whose rows are shown: the central 6, or all of a smaller grid."""
+    count = min(CENTRAL, side)
+    return range((side - count) // 2, (side - count) // 2 + count)
 
 
 _MAKERS: dict[str, Callable[[Seen], dict[str, Tensor]]] = {

@@ -12,26 +12,33 @@ from patchloom.layers.residual import Branch
 from patchloom.layers.scales import LayerScale, ScalarScale
 from patchloom.models.network import Network
 
-NEAR_ZERO = 0.05  # of the largest absolute weight (ResMLP Fig. 4.3)
+NEAR_ZERO = 0.05  # of the largest absolute weight (thesis Fig. 4.3)
 
 
 def sparsity(network: Network) -> dict[str, dict[str, float]]:
-    """By block, the share of weights whose absolute value is below 5 % of the largest of their matrix: of the layer
-    over patches ("mixing") and of the two layers of the FFN ("ffn"), as thesis Fig. 4.3."""
+    """By block, the share of weights whose absolute value is below 5 % of their matrix's largest (thesis Fig. 4.3).
+
+    "A" is ResMLP's layer over patches ("A1" and "A2" where that is an MLP), "B" and "C" are the two layers of the FFN
+    (Eq. 4.2, 4.3). Where a block has parallel branches, the mean over them.
+    """
     found: dict[str, dict[str, float]] = {}
     for i, block in enumerate(network.blocks):
-        kinds = {"mixing": (CrossPatchLinear, CrossPatchFFN), "ffn": (FFN,)}
-        for kind, types in kinds.items():
-            shares = [
-                near_zero(layer.weight)
-                for module in block.modules()
-                if isinstance(module, types)
-                for layer in module.modules()
-                if isinstance(layer, nn.Linear)
-            ]
-            if shares:
-                found.setdefault(f"blocks.{i}", {})[kind] = sum(shares) / len(shares)
+        shares: dict[str, list[float]] = {}
+        for module in block.modules():
+            for name, weight in _matrices(module).items():
+                shares.setdefault(name, []).append(near_zero(weight))
+        if shares:
+            found[f"blocks.{i}"] = {name: sum(values) / len(values) for name, values in shares.items()}
     return found
+
+
+def _matrices(module: nn.Module) -> dict[str, Tensor]:
+    """The matrices of a layer by their names in the thesis; none for other modules."""
+    if isinstance(module, CrossPatchLinear):
+        return {"A": module.weight}
+    if isinstance(module, CrossPatchFFN):
+        return {"A1": module.fc1.weight, "A2": module.fc2.weight}
+    return {"B": module.fc1.weight, "C": module.fc2.weight} if isinstance(module, FFN) else {}
 
 
 def near_zero(weight: Tensor) -> float:

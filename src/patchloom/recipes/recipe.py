@@ -94,7 +94,7 @@ class Recipe:
     ema: float = 0.0  # decay of the averaged weights; 0: none
     ema_warmup: bool = True  # a decay of (1 + t) / (10 + t) while that is smaller
     test_crop_ratio: float = 0.875
-    log_norms: bool = False  # log how much each residual branch adds, at every evaluation (CaiT Fig. 3.6)
+    log_norms: bool = False  # log how much each residual branch adds, at every evaluation (thesis Fig. 3.6)
 
     # the machine
     precision: Literal["float32", "bf16", "fp16"] = "float32"

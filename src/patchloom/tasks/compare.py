@@ -15,7 +15,7 @@ from patchloom.data.images import resize_and_crop
 from patchloom.data.mixing import normalise
 from patchloom.errors import PatchloomError
 from patchloom.models.fused import fuse
-from patchloom.tasks.distill import token_cosines
+from patchloom.tasks.distill import token_cosines, token_parameter_cosine
 from patchloom.tasks.evaluate import held_out_by, open_items, open_model, relabel
 from patchloom.tasks.figures import new_figure, save_figure
 from patchloom.training.console import Console
@@ -37,8 +37,9 @@ def disagreement(
 ) -> dict[str, Any]:
     """The share of images on which two deciders differ: the truth, every model, and of a distilled one both heads.
 
-    Returns names, rates (a symmetric table, names by names) and cosines (of distilled models: class and distillation
-    token before the first block, then after each).
+    Returns names, rates (a symmetric table, names by names) and, of distilled models, cosines (class and
+    distillation token before the first block, then after each) and parameter_cosines (of the two parameters alone,
+    without their positions).
     """
     if not models:
         raise PatchloomError("Disagreement needs at least one model.")
@@ -47,6 +48,7 @@ def disagreement(
     source, items = open_items(data, labels, split, common, console=console)
     names, decisions = [TRUTH], []
     cosines: dict[str, list[float]] = {}
+    parameters: dict[str, float] = {}
     for model in models:
         network, label = open_model(model), str(model)
         placed, fused = relabel(items, source, network, {}), fuse(network)
@@ -55,6 +57,7 @@ def disagreement(
         if network.head_distill is not None:
             answers |= {f"{label} ({head})": head_answer(fused, head) for head in ("class", "distill")}
             cosines[label] = _cosines(network, source, items)
+            parameters[label] = token_parameter_cosine(network)
         for name, answer in answers.items():
             said = score(fused, source, placed, network.preprocessing, batch=batch, answer=answer)
             names.append(name)
@@ -63,7 +66,8 @@ def disagreement(
     rates = np.zeros((len(names), len(names)))
     for i, j in combinations(range(len(names)), 2):
         rates[i, j] = rates[j, i] = float((decisions[i] != decisions[j]).mean())
-    return {"names": names, "rates": rates.tolist(), "count": len(items), "cosines": cosines}
+    agreement = {"names": names, "rates": rates.tolist(), "count": len(items)}
+    return agreement | {"cosines": cosines, "parameter_cosines": parameters}
 
 
 def _cosines(network: Any, source: Any, items: Sequence[Any]) -> list[float]:
@@ -83,6 +87,7 @@ def disagreement_text(result: dict[str, Any]) -> str:
         lines.append(f"{name:{width}}" + "".join(f"{rate:8.2%}" for rate in row))
     for name, values in result["cosines"].items():
         lines.append(f"cosine of the two tokens of {name}: " + " ".join(f"{value:.2f}" for value in values))
+        lines.append(f"cosine of their parameters alone: {result['parameter_cosines'][name]:.2f}")
     return "\n".join(lines)
 
 

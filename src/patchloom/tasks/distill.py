@@ -53,9 +53,15 @@ def soft_loss(logits: Tensor, said: Tensor, tau: float, kl: str = "paper") -> Te
     return tau**2 * (student.exp() * (student - teacher)).sum(dim=-1)
 
 
+def token_parameter_cosine(network: Any) -> float:
+    """The cosine between the parameters of class and distillation token, without their positions."""
+    one, other = (token.detach()[0, 0].float() for token in (network.class_token, network.distill_token))
+    return float(F.cosine_similarity(one, other, dim=-1))
+
+
 def token_cosines(network: Any, images: Tensor) -> list[float]:
-    """The cosine between class and distillation token before the first block and after each, averaged over images
-    (thesis 3.4.2)."""
+    """The cosine between class and distillation token before the first block (positions included) and after each,
+    averaged over images (thesis 3.3)."""
     found: list[float] = []
 
     def note(tokens: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""How much each residual branch changes what goes through it (thesis Fig. 3.6)."""
+"""How much each residual branch changes what goes through it (CaiT Fig. 4, thesis Fig. 3.6)."""
 
 from __future__ import annotations
 
@@ -8,24 +8,31 @@ import torch
 from torch import Tensor, nn
 
 from patchloom.layers.residual import Branch
+from patchloom.models.network import Network
 
 
 @torch.inference_mode()
-def branch_norms(network: nn.Module, images: Tensor) -> dict[str, float]:
-    """By residual branch, the norm of what it adds over the norm of what it reads, averaged over tokens and images;
-    `images` are a batch, normalised."""
+def branch_norms(network: Network, images: Tensor) -> dict[str, float]:
+    """By residual branch, ||added|| / ||read||: the L2 norm of what the branch adds to a token (LayerScale included)
+    over that of the token it reads. The ratio is taken per token, then averaged over all tokens and images.
+
+    `images` (B, C, height, width) are normalised. All tokens are computed: for logits alone the last block would update
+    the class token only. The tokens of a class-attention or pooling layer are those that it updates. The network is
+    measured in eval mode, and every module has its old mode afterwards.
+    """
     found: dict[str, float] = {}
     hooks = [
         module.register_forward_hook(partial(_note, found, name))
         for name, module in network.named_modules()
         if isinstance(module, Branch)
     ]
-    was_training = network.training
+    modes = [(module, module.training) for module in network.modules()]
     network.eval()
     try:
-        network(images)
+        network.features(images)
     finally:
-        network.train(was_training)
+        for module, mode in modes:
+            module.training = mode
         for hook in hooks:
             hook.remove()
     return found
@@ -33,5 +40,5 @@ def branch_norms(network: nn.Module, images: Tensor) -> dict[str, float]:
 
 def _note(found: dict[str, float], name: str, _: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
     total, x = inputs[0], inputs[1]
-    added, read = (output - total).float(), x[:, : output.shape[1]].float()  # of class-attention, the asking tokens
+    added, read = (output - total).float(), x[:, : output.shape[1]].float()  # class-attention updates the first tokens
     found[name] = float((added.norm(dim=-1) / read.norm(dim=-1).clamp(min=1e-12)).mean())
