@@ -39,6 +39,11 @@ def hooked(layer: nn.Module) -> bool:
     )  # fmt: skip
 
 
+def drop(x: Tensor, rate: float, training: bool) -> Tensor:
+    """Dropout in training; x itself otherwise, so that a traced or exported graph has no dropout."""
+    return F.dropout(x, rate) if training and rate else x
+
+
 def gelu(x: Tensor, made_by: nn.Module) -> Tensor:
     """The exact (erf) GELU of every published model, of what `made_by` has just put out."""
     return torch.ops.aten.gelu_(x) if unseen(made_by) and _of_the_house(made_by) else F.gelu(x)
