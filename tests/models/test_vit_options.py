@@ -157,7 +157,7 @@ def test_post_norm_without_norms_is_refused() -> None:
 
 @pytest.mark.parametrize(("depth", "rule", "start"), [(2, "depth", 0.1), (20, "depth", 1e-5), (2, "fixed", 1e-4)])
 def test_epsilon_starts_where_layerscale_does(depth: int, rule: str, start: float) -> None:
-    options = dict(num_classes=2, img_size=32, dim=48, depth=depth, scale_rule=rule)
+    options = {"num_classes": 2, "img_size": 32, "dim": 48, "depth": depth, "scale_rule": rule}
     scalar = patchloom.create_model("deit_nano", scale="epsilon", **options)
     vector = patchloom.create_model("deit_nano", scale="layerscale", **options)
     alphas = [p for name, p in scalar.named_parameters() if name.endswith(".alpha")]
