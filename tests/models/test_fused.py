@@ -25,9 +25,25 @@ NETWORKS: list[tuple[str, dict[str, Any]]] = [
     ("deit_nano", {"scale": "rezero", "scale_form": "published"}),
     ("deit_nano", {"dim": 40, "heads": 4}),
     *[("deit_nano", {"stem": stem, "stem_norm": norm}) for stem in ("conv", "hmlp") for norm in ("batch", "layer")],
+    ("deit_nano", {"stem": "linear_norm"}),
+    ("deit_nano", {"stem": "linear_norm", "stem_norm": "layer"}),
+    ("deit_nano", {"stem": "linear_gelu"}),
     *[
         ("deit_nano", {"scale": scale})
-        for scale in ("rezero", "skipinit", "fixup", "t-fixup", "constant", "shortcut_gate")
+        for scale in ("rezero", "skipinit", "fixup", "t-fixup", "epsilon", "constant", "shortcut_gate")
+    ],
+    ("deit_nano", {"scale": "t-fixup", "scale_scalar": True}),
+    ("deit_nano", {"dropout": 0.3}),
+    *[
+        (name, {"norm_position": "post", **options})
+        for name, options in (
+            ("deit_nano", {}),
+            ("deit_nano", {"branches": 2, "scale": "layerscale"}),
+            ("deit_nano", {"aggregation": "average"}),
+            ("deit_nano", {"class_token_at": 2}),
+            ("deit_nano", {"scale": "exclusive_gate"}),
+            ("cait_nano", {}),
+        )
     ],
     ("deit_tiny_distilled", {"depth": 2}),
     ("deit3_nano", {}),
@@ -91,7 +107,7 @@ FAMILIES = ["deit_nano", "cait_nano", "resmlp_nano", "patchconvnet_nano"]
 @pytest.mark.parametrize(("name", "options"), NETWORKS, ids=str)
 def test_with_products_of_bytes_it_comes_near(name: str, options: dict[str, Any]) -> None:
     model, images = network(name, options), torch.randn(3, 3, 32, 32)
-    if options.get("scale") in ("constant", "shortcut_gate"):  # gates of a kind that is not fused
+    if options.get("scale") in ("constant", "shortcut_gate", "exclusive_gate"):  # gates of a kind that is not fused
         with pytest.raises(patchloom.PatchloomError, match="changes nothing in the blocks of deit_nano"):
             patchloom.fuse(model, int8=True)
         return

@@ -50,7 +50,7 @@ def test_any_timm_convnet_can_be_pooled_by_attention() -> None:
         ("deit_tiny", {"img_size": 0}, "0"),
         ("deit_tiny", {"heads": 5}, "divisible"),
         ("deit_tiny", {"heads": 0}, "heads"),
-        ("deit_tiny", {"stem": "conf"}, "'linear', 'hmlp', 'conv'"),
+        ("deit_tiny", {"stem": "conf"}, "'linear', 'linear_norm', 'linear_gelu', 'hmlp', 'conv'"),
         ("deit_tiny", {"depth": "12"}, "whole number"),
         ("deit_tiny", {"depth": -1}, "depth"),
         ("deit_tiny", {"depth": True}, "depth"),

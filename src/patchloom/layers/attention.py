@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from patchloom.errors import PatchloomError
 from patchloom.kernels.native import takes_kernels
-from patchloom.layers.inplace import eager_inference, replaceable
+from patchloom.layers.inplace import drop, eager_inference, replaceable
 
 
 class Attention(nn.Module):
@@ -63,13 +63,14 @@ class Attention(nn.Module):
 
 
 class SelfAttention(Attention):
-    """Multi-head self-attention, q, k and v from one Linear.
+    """Multi-head self-attention, q, k and v from one Linear; in training with dropout after the projection.
 
     With `queries=k` only the first k tokens are given out, and only they ask; a recorded map is still that of all.
     """
 
-    def __init__(self, dim: int, heads: int) -> None:
+    def __init__(self, dim: int, heads: int, dropout: float = 0.0) -> None:
         super().__init__(dim, heads)
+        self.dropout = dropout
         self.qkv = nn.Linear(dim, 3 * dim)
 
     def forward(self, x: Tensor, queries: int | None = None) -> Tensor:
@@ -78,7 +79,7 @@ class SelfAttention(Attention):
         else:
             q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
         attended = self.join_heads(self.attend(q, k, v))
-        return self.proj(attended if queries is None else attended[:, :queries])
+        return drop(self.proj(attended if queries is None else attended[:, :queries]), self.dropout, self.training)
 
     def _project_few(self, x: Tensor, queries: int) -> tuple[Tensor, Tensor, Tensor]:
         dim = x.shape[-1]
@@ -94,8 +95,8 @@ class TalkingHeadsAttention(SelfAttention):
     The recorded map is the one after the first mixing and softmax, before the second mixing.
     """
 
-    def __init__(self, dim: int, heads: int) -> None:
-        super().__init__(dim, heads)
+    def __init__(self, dim: int, heads: int, dropout: float = 0.0) -> None:
+        super().__init__(dim, heads, dropout)
         self.proj_l = nn.Linear(heads, heads)
         self.proj_w = nn.Linear(heads, heads)
 
@@ -172,7 +173,8 @@ def few_queries(dim: int, heads: int) -> int:
 
 
 class ClassAttention(Attention):
-    """The first `queries` tokens ask, all tokens answer (CaiT 3.5); the patches are not updated.
+    """The first `queries` tokens ask, all tokens answer; the patches are not updated (CaiT: ICCV section 3,
+    thesis 3.6).
 
     In training few tokens ask without keys and values being made, unless the plain form is asked for.
 

@@ -41,6 +41,11 @@ def hooked(layer: nn.Module) -> bool:
     )  # fmt: skip
 
 
+def drop(x: Tensor, rate: float, training: bool) -> Tensor:
+    """Dropout in training; x itself otherwise, so that a traced or exported graph has no dropout."""
+    return F.dropout(x, rate) if training and rate else x
+
+
 def gelu(x: Tensor, made_by: nn.Module) -> Tensor:
     """The exact (erf) GELU of every published model, of what `made_by` has just put out."""
     return activate(x, made_by, "gelu")

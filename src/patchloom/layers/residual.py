@@ -1,5 +1,7 @@
 """The one residual of the house: shortcut(x) + sum over branches of drop(scale(branch(norm(x)))).
 
+A post-norm residual has no norms in its branches and one norm after the sum.
+
 Shapes: x is (B, N, D) tokens or (B, H, W, D) maps. With `queries=k` only the first k tokens are updated and
 returned, while a mixing branch still reads all of x: class-attention, and the last block when only the class token
 is read.
@@ -82,14 +84,25 @@ class Branch(nn.Module):
 
 
 class Residual(nn.Module):
-    """x + the sum of its branches, all reading the same x (parallel branches: "Three things", section 3)."""
+    """x + the sum of its branches, all reading the same x (parallel branches: "Three things", section 3).
 
-    def __init__(self, branches: Iterable[Branch], gate: nn.Module | None = None) -> None:
+    `norm` is applied to the sum (post-norm); None leaves the sum as it is.
+    """
+
+    def __init__(
+        self, branches: Iterable[Branch], gate: nn.Module | None = None, norm: nn.Module | None = None
+    ) -> None:
         super().__init__()
         self.branches = nn.ModuleList(branches)
         self.gate = gate
+        self.norm = norm
 
     def forward(self, x: Tensor, queries: int | None = None) -> Tensor:
+        total = self.add(x, queries)
+        return total if self.norm is None else self.norm(total)
+
+    def add(self, x: Tensor, queries: int | None) -> Tensor:
+        """The shortcut and the branches, before the norm."""
         shortcut = x if queries is None else x[:, :queries]
         if self.gate is not None:
             update = torch.zeros_like(shortcut)
@@ -113,7 +126,7 @@ class Gate(nn.Module):
     Learned ones start near the identity: gates with b = -6 (He et al.'s best), the linear shortcut with W = 1.
     """
 
-    role = "scale"
+    role = "gate"  # not "scale": W is a matrix like any other and has weight decay
     KINDS = ("constant", "exclusive_gate", "shortcut_gate", "linear_shortcut", "dropout_shortcut")
     LEARNED = ("exclusive_gate", "shortcut_gate", "linear_shortcut")
 

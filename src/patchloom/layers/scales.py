@@ -1,4 +1,5 @@
-"""What multiplies a residual branch before it is added: the depth study of CaiT (Fig. 1, Tables 1, 2 and A.1).
+"""What multiplies a residual branch before it is added: the depth study of CaiT (ICCV Fig. 1, Tables 1 and A.1;
+thesis Tables 3.11 and 3.12).
 
 `scale.of(y)` is the scaled branch; `scale(total, y)` is total + scale.of(y) in one pass over memory.
 """
@@ -22,7 +23,8 @@ class Scale(nn.Module):
 class LayerScale(Scale):
     """diag(gamma) y, one factor a channel (CaiT Eq. 4).
 
-    `init`: "constant" starts every gamma at `value`, "zero" at 0, "uniform" draws U[0, 2 value] (CaiT Table 2).
+    `init`: "constant" starts every gamma at `value`, "zero" at 0, "uniform" draws U[0, 2 value] (CaiT
+    supplement A.3; thesis Table 3.12).
     """
 
     role = "scale"
@@ -58,7 +60,8 @@ class AffineScale(LayerScale):
 
 
 class ScalarScale(Scale):
-    """alpha y with one learned number a branch: ReZero and SkipInit start it at 0, the "alpha = eps" column at eps."""
+    """alpha y with one learned number per branch: ReZero and SkipInit start it at 0, the "alpha = eps" column at eps,
+    the amended T-Fixup at 1."""
 
     role = "scale"
 
@@ -91,7 +94,8 @@ class FixupScale(ScalarScale):
 
 
 def layerscale_value(depth: int) -> float:
-    """The initial LayerScale of a network of `depth` blocks: 0.1 up to 18, 1e-5 up to 24, 1e-6 deeper (CaiT 3.5.1).
+    """The initial LayerScale of a network of `depth` blocks: 0.1 up to 18, 1e-5 up to 24, 1e-6 deeper (thesis
+    3.5.1).
 
     The published CaiT-XXS36 was started at 1e-5 by its code, though both papers print 1e-6; this follows the papers.
     """
@@ -101,7 +105,7 @@ def layerscale_value(depth: int) -> float:
 def uniform_drop_rate(depth: int) -> float:
     """The uniform stochastic-depth rate of a DeiT-S-wide network of `depth` blocks: max(0.1 (depth / 12 - 1), 0).
 
-    Printed as min(0.1 depth / 12 - 1, 0), which is never positive; this form gives the values of the papers' own
-    tables (0, 0.05, 0.1, 0.2, 0.3 at 12, 18, 24, 36, 48).
+    Printed as min(0.1 depth / 12 - 1, 0), which is never positive. This form gives 0, 0.05, 0.1, 0.2 and 0.3 at 12, 18,
+    24, 36 and 48 blocks. The tables of the depth study have rates of their own, 0.05 at depth 12 among them.
     """
     return max(0.1 * (depth / 12 - 1), 0.0)

@@ -89,6 +89,13 @@ def stem_strides(kind: str, patch_size: int) -> tuple[int, ...]:
     return _STRIDES[kind][patch_size]
 
 
+class LinearThenStem(Stem):
+    """The linear stem followed by one layer: a norm or a GELU ("Three things", Table 7)."""
+
+    def __init__(self, in_chans: int, dim: int, patch_size: int, then: nn.Module) -> None:
+        super().__init__(nn.Sequential(nn.Conv2d(in_chans, dim, patch_size, stride=patch_size), then))
+
+
 class HMLPStem(Stem):
     """Patches grow 4 -> 8 -> 16 without ever overlapping, so a masked patch masks one token ("Three things", sec. 5).
 
@@ -120,9 +127,12 @@ class ConvStem(Stem):
 
 
 def make_stem(kind: str, in_chans: int, dim: int, patch_size: int, norm: str = "none") -> Stem:
-    """The stem called `kind`: linear, hmlp or conv."""
-    if kind != "linear" and dim < 8:
+    """The stem called `kind`: linear, linear_norm, linear_gelu, hmlp or conv."""
+    if kind in _STRIDES and dim < 8:
         raise PatchloomError(f"The {kind} stem needs a dim of at least 8, not {dim}: its first stages are narrower.")
     if kind == "linear":
         return LinearStem(in_chans, dim, patch_size)
+    if kind in ("linear_norm", "linear_gelu"):
+        then = stem_norm(norm, dim) if kind == "linear_norm" else nn.GELU()
+        return LinearThenStem(in_chans, dim, patch_size, then)
     return {"hmlp": HMLPStem, "conv": ConvStem}[kind](in_chans, dim, patch_size, norm)

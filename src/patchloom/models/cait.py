@@ -1,4 +1,4 @@
-"""CaiT (thesis 3.5, ICCV paper): LayerScale, talking heads, and a class token that meets the patches only at the end.
+"""CaiT (thesis 3.5, 3.6; ICCV): LayerScale, talking heads, and a class token that meets the patches only at the end.
 
 The trunk updates patches; then `class_depth` blocks of class-attention update the class token and leave the patches.
 """
@@ -12,7 +12,7 @@ DIMS = {"xxs": 192, "xs": 288, "s": 384, "m": 768, "b": 768}  # always 48 channe
 
 _MODELS = {
     "cait_xxs24": Paper("CaiT Table 3", 12.0, 2.5),
-    "cait_xxs36": Paper("CaiT Table 3", 17.3, 3.8),
+    "cait_xxs36": Paper("CaiT Table 3", 17.3, 3.7, "thesis Table 3.15 prints 3.8"),
     "cait_xs24": Paper("CaiT Table 3", 26.6, 5.4),
     "cait_xs36": Paper("CaiT Table 3", 38.6, 8.1),
     "cait_s24": Paper("CaiT Table 3", 46.9, 9.4),

@@ -52,13 +52,16 @@ def complexity(model: nn.Module | Config | str, img_size: ImageSize | None = Non
 
 def _vit(config: VitConfig) -> Complexity:
     dim, hidden, prefix = config.dim, int(config.dim * config.mlp_ratio), config.prefix_tokens
-    scale = {"layerscale": dim, "rezero": 1, "skipinit": 1, "fixup": 2}.get(config.scale, 0)
-    norm = vector(0 if config.scale_form == "published" else 2 * dim)
+    scale = {"layerscale": dim, "epsilon": 1, "rezero": 1, "skipinit": 1, "fixup": 2}.get(config.scale, 0)
+    scale += config.scale_scalar
+    post = config.norm_position == "post"
+    norm = vector(0 if config.scale_form == "published" or post else 2 * dim)  # of a branch
+    closing = vector(2 * dim if post else 0)  # of a residual
 
     def block(tokens: int) -> Complexity:
         gate = linear(dim, dim, tokens) if config.scale in Gate.LEARNED else Complexity()
         branch = self_attention(config, tokens) + ffn(dim, hidden, tokens) + 2 * (norm + vector(scale))
-        return config.branches * branch + 2 * gate
+        return config.branches * branch + 2 * (gate + closing)
 
     patches, joined = config.patches, config.depth
     if config.aggregation == "class_token":
@@ -73,7 +76,7 @@ def _vit(config: VitConfig) -> Complexity:
     positions = vector((config.position_prefix + patches) * dim)
     tokens = vector(prefix * dim)
     heads = (1 + config.distilled) * _head(config)
-    return _stem(config, config.stem_norm) + positions + tokens + trunk + pool + vector(2 * dim) + heads
+    return _stem(config, config.stem_norm) + positions + tokens + trunk + pool + vector(0 if post else 2 * dim) + heads
 
 
 def _resmlp(config: ResmlpConfig) -> Complexity:
@@ -128,8 +131,8 @@ def _head(config: Config) -> Complexity:
 
 def _stem(config: Config, norm: str = "none") -> Complexity:
     kind, dim, patch = getattr(config, "stem", "linear"), config.dim, config.patch_size
-    if kind == "linear":
-        return conv(config.in_chans, dim, patch, config.grid)
+    if kind.startswith("linear"):
+        return conv(config.in_chans, dim, patch, config.grid) + vector(2 * dim if kind == "linear_norm" else 0)
     strides = stem_strides(kind, patch)
     total, (height, width), inputs = Complexity(), config.img_size, config.in_chans
     for i, stride in enumerate(strides):

@@ -31,7 +31,7 @@ from patchloom.layers.mixing import ConvBranch, CrossPatchLinear, Pointwise, Squ
 from patchloom.layers.norms import Affine, BatchNorm
 from patchloom.layers.residual import Block, Branch, DropPath, Residual
 from patchloom.layers.scales import AffineScale, FixupScale, LayerScale, ScalarScale, Scale
-from patchloom.layers.stems import ConvStem, HMLPStem, LinearStem, Stem
+from patchloom.layers.stems import ConvStem, HMLPStem, LinearStem, LinearThenStem, Stem
 from patchloom.models.folding import (
     FoldedLinear,
     Form,
@@ -105,6 +105,18 @@ class FusedResidual(nn.Module):
         for branch in self.branches:
             total = branch(total, x, queries)
         return total
+
+
+class PostNorm(nn.Module):
+    """norm(residual(x)); it has no `branches`, so that no column is made of its block."""
+
+    def __init__(self, residual: FusedResidual, norm: nn.Module) -> None:
+        super().__init__()
+        self.residual = residual
+        self.norm = norm
+
+    def forward(self, x: Tensor, queries: int | None = None) -> Tensor:
+        return self.norm(self.residual(x, queries))
 
 
 def _for_inference(x: Tensor) -> Tensor:
@@ -407,12 +419,14 @@ class Stage(NamedTuple):
 
 def stages_of(stem: nn.Module) -> list[Stage] | None:
     """The convolutions of a stem with what belongs to them; None if there is a layer of another kind."""
-    if not any(replaceable(stem, kind) for kind in (LinearStem, HMLPStem, ConvStem)):
+    if not any(replaceable(stem, kind) for kind in (LinearStem, LinearThenStem, HMLPStem, ConvStem)):
         return None
     assert isinstance(stem, Stem)
     if hooked(stem.proj):
         return None
     layers = [stem.proj] if isinstance(stem.proj, nn.Conv2d) else list(stem.proj.children())
+    if isinstance(layers[-1], nn.GELU):
+        return None  # the kernel has none after the last convolution
     stages: list[Stage] = []
     for layer in layers:
         if replaceable(layer, nn.Conv2d):
@@ -453,7 +467,8 @@ def fuse_residual(residual: nn.Module, form: Form, in_place: bool = True) -> nn.
     ):
         return residual
     branches = [branch for branch in residual.branches if isinstance(branch, Branch)]
-    return FusedResidual([fuse_branch(branch, form) for branch in branches], in_place)
+    fused = FusedResidual([fuse_branch(branch, form) for branch in branches], in_place)
+    return fused if residual.norm is None else PostNorm(fused, residual.norm)
 
 
 def in_columns(network: Network, int8: bool, paired: bool) -> nn.ModuleList:

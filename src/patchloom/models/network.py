@@ -17,7 +17,7 @@ from patchloom.errors import PatchloomError
 from patchloom.kernels.libraries import instruction_set
 from patchloom.layers.attention import recording
 from patchloom.layers.init import init_module, trunc_normal
-from patchloom.layers.inplace import hooked
+from patchloom.layers.inplace import drop, hooked
 from patchloom.layers.residual import Block
 from patchloom.models.config import Config, check_divisible
 from patchloom.models.preprocessing import default_preprocessing
@@ -82,7 +82,7 @@ class Network(nn.Module):
     Prefix tokens (class, distillation, or one a class) join the trunk before block `join_at`; with `join_at=None`
     they meet the patches only in the `pool` stage, whose blocks update them and leave the patches as they are.
     Without prefix tokens the patches are averaged. `position_prefix` prefix tokens have a position too; with None
-    there are no positions at all.
+    there are no positions at all. `dropout` is the rate of what enters the first block.
     """
 
     ROLES = {
@@ -117,6 +117,7 @@ class Network(nn.Module):
         blocks: Iterable[Block] = (),
         pool: Iterable[Block] = (),
         norm: nn.Module,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.config = config
@@ -124,6 +125,7 @@ class Network(nn.Module):
         self.class_names: tuple[str, ...] | None = None
         self.join_at = join_at
         self.position_prefix = position_prefix or 0
+        self.dropout = dropout
         self.per_class = per_class
         self.stem = stem
         self.register_parameter("class_token", _tokens(class_tokens, config.dim))
@@ -245,6 +247,8 @@ class Network(nn.Module):
         for i, block in enumerate(self.blocks):
             if i == self.join_at:
                 x = torch.cat([self._prefix(x), x], dim=1)
+            if i == 0:
+                x = drop(x, self.dropout, self.training)
             last = self.join_at is not None and i == len(self.blocks) - 1
             x = self._run(block, x, layout.prefix if last and not whole else None)
         if self.maps:

@@ -1,6 +1,7 @@
 """Parallel ViTs ("Three things everyone should know about ViT"): D blocks of P attentions side by side, then P FFNs.
 
-`vit_{tiny,small,base,large}_{D}x{P}` for any D and P; those that the paper uses are listed.
+`vit_{tiny,small,base,large}_{D}x{P}` for any D and P; those that the paper uses are listed. `vit_base_13x1` is ViT-B13
+of its comparison of stems (Table 7): one more block instead of a costlier stem.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from patchloom.models.registry import Paper, register, register_pattern
 from patchloom.models.vit import VitConfig
 
 _LISTED = {
-    "tiny": ("12x1", "6x2"),
+    "tiny": ("12x1", "6x2", "24x1", "12x2"),
     "small": ("12x1", "6x2", "24x1", "12x2", "36x1", "18x2", "12x3", "9x4", "60x1", "30x2", "20x3"),
-    "base": ("12x1", "6x2", "24x1", "12x2", "36x1", "18x2"),
+    "base": ("12x1", "13x1", "6x2", "24x1", "12x2", "36x1", "18x2"),
     "large": ("24x1", "12x2"),
 }
 

@@ -8,14 +8,14 @@ from patchloom.errors import PatchloomError
 from patchloom.layers.attention import Attention
 from patchloom.models.network import unwrapped
 
-ROLES = ("stem", "position", "token", "attention", "mixing", "ffn", "norm", "scale", "pool", "head")
+ROLES = ("stem", "position", "token", "attention", "mixing", "ffn", "norm", "scale", "gate", "pool", "head")
 
 TUNINGS = ("all", "attention", "ffn", "head")  # what fine-tuning may leave trainable
 _NORMS = (nn.LayerNorm, nn.modules.batchnorm._BatchNorm)
 
 
 def parameter_roles(model: nn.Module) -> dict[str, str]:
-    """The role of every parameter, by name: stem position token attention mixing ffn norm scale pool head.
+    """The role of every parameter, by name: stem position token attention mixing ffn norm scale gate pool head.
 
     A layer declares its role; the outermost declaration on the way from the network to the parameter counts, so the
     norms inside a stem are "stem".

@@ -4,6 +4,8 @@ x = stem(image) + positions
 x = x + drop(scale(SA(norm(x))))       P such branches summed in a parallel ViT
 x = x + drop(scale(FFN(norm(x))))      likewise
 logits = head(norm(aggregate(x)))
+
+Post-norm instead: x = norm(x + drop(scale(SA(x)))), likewise the FFN, and no norm before the head.
 """
 
 from __future__ import annotations
@@ -26,13 +28,13 @@ from patchloom.models.network import Network
 from patchloom.models.registry import register_architecture
 
 ScaleName = Literal[
-    "none", "layerscale", "rezero", "skipinit", "fixup", "t-fixup",
+    "none", "layerscale", "epsilon", "rezero", "skipinit", "fixup", "t-fixup",
     "constant", "exclusive_gate", "shortcut_gate", "linear_shortcut", "dropout_shortcut",
 ]  # fmt: skip
 
 
 _UNNORMED = ("rezero", "skipinit", "fixup", "t-fixup")  # published without pre-norm
-_WITH_PARAMETERS = ("layerscale", "rezero", "skipinit", "fixup")
+_WITH_PARAMETERS = ("layerscale", "epsilon", "rezero", "skipinit", "fixup")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,30 +46,37 @@ class VitConfig(Config):
     heads: int = 6
     branches: int = 1  # P parallel attentions, then P parallel FFNs, in each block
     mlp_ratio: float = 4.0
-    stem: Literal["linear", "hmlp", "conv"] = "linear"
-    stem_norm: Literal["batch", "layer"] = "batch"  # of the hmlp and conv stems
+    stem: Literal["linear", "linear_norm", "linear_gelu", "hmlp", "conv"] = "linear"  # "Three things", Table 7
+    stem_norm: Literal["batch", "layer"] = "batch"  # of the linear_norm, hmlp and conv stems
     positions: Literal["all", "patches"] = "patches"  # "all": the prefix tokens have one too (DeiT)
     norm: Literal["layer"] = "layer"
+    norm_position: Literal["pre", "post"] = "pre"  # post: after each sum, which replaces the final norm too
     talking_heads: bool = False
     scale: ScaleName = "none"
-    scale_value: float | None = None  # at the start; None: LayerScale by its rule, ReZero and SkipInit 0, Fixup 1
-    scale_rule: Literal["depth", "fixed"] = "depth"  # LayerScale's start: layerscale_value(depth), or 1e-4 (DeiT III)
+    scale_value: float | None = (
+        None  # at the start; None: layerscale, epsilon by scale_rule; rezero, skipinit 0; others 1
+    )
+    scale_rule: Literal["depth", "fixed"] = "depth"  # start: layerscale_value(depth), or 1e-4 (DeiT III)
     scale_init: Literal["constant", "zero", "uniform"] = "constant"
-    scale_form: Literal["amended", "published"] = "amended"  # amended: with pre-norm (CaiT, Table 1)
+    scale_form: Literal["amended", "published"] = "amended"  # amended: with pre-norm (thesis Table 3.11)
+    scale_scalar: bool = False  # T-Fixup with a learned scalar per branch that starts at 1 (amended, thesis Table 3.11)
     scale_trainable: bool = True
     aggregation: Literal["class_token", "average", "class_attention"] = "class_token"
     class_token_at: int = field(
         default=0, metadata={"least": 0}
-    )  # the block before which the class token joins (CaiT Table 3.13)
+    )  # the block before which the class token joins (thesis Table 3.13)
     class_depth: int = 2  # blocks of the class-attention stage
     class_in_keys: bool = True  # whether the class token is among the keys of that stage
     class_scale: bool = True  # whether that stage scales its residuals like the trunk
     distilled: bool = False
     drop_path_decay: Literal["uniform", "linear"] = "uniform"
+    dropout: float = 0.0  # of the embedded tokens, after each attention's projection, twice in each FFN (Table 3.8)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_heads(self)
+        if not 0 <= self.dropout < 1:
+            raise PatchloomError(f"The dropout of {self.name} must be at least 0 and below 1, not {self.dropout}.")
         if self.distilled and self.aggregation == "average":
             raise PatchloomError(f"{self.name} averages its patches: there is no place for a distillation token.")
         if self.class_token_at and (self.aggregation != "class_token" or self.class_token_at >= self.depth):
@@ -75,16 +84,20 @@ class VitConfig(Config):
                 f"class_token_at={self.class_token_at} needs aggregation='class_token' and more than "
                 f"{self.class_token_at} blocks; {self.name} has {self.aggregation!r} and {self.depth}."
             )
+        learned = (*_WITH_PARAMETERS, "t-fixup") if self.scale_scalar else _WITH_PARAMETERS
         for option, needed, given in (
+            ("scale_scalar", ("t-fixup",), self.scale_scalar),
             ("scale_init", ("layerscale",), self.scale_init != "constant"),
             ("scale_form", _UNNORMED, self.scale_form == "published"),
-            ("scale_value", _WITH_PARAMETERS, self.scale_value is not None),
-            ("scale_trainable", _WITH_PARAMETERS, not self.scale_trainable),
+            ("scale_value", learned, self.scale_value is not None),
+            ("scale_trainable", learned, not self.scale_trainable),
         ):
             if given and self.scale not in needed:
                 raise PatchloomError(
                     f"{option} of {self.name} needs a scale of {', '.join(needed)}, not {self.scale!r}."
                 )
+        if self.norm_position == "post" and self.scale_form == "published":
+            raise PatchloomError(f"norm_position='post' of {self.name} needs norms; scale_form='published' has none.")
         if self.aggregation != "class_attention" and not (self.class_in_keys and self.class_scale):
             raise PatchloomError(
                 f"class_in_keys and class_scale of {self.name} need aggregation='class_attention', "
@@ -103,7 +116,7 @@ class VitConfig(Config):
 
     @property
     def scale_start(self) -> float | None:
-        if self.scale != "layerscale":
+        if self.scale not in ("layerscale", "epsilon"):
             return None
         by_rule = 1e-4 if self.scale_rule == "fixed" else layerscale_value(self.depth)
         return by_rule if self.scale_value is None else self.scale_value
@@ -132,7 +145,8 @@ class VisionTransformer(Network):
             join_at=config.class_token_at if config.aggregation == "class_token" else None,
             blocks=[_trunk_block(config, rate) for rate in config.drop_path_rates],
             pool=[_class_block(config) for _ in range(config.class_depth if staged else 0)],
-            norm=make_norm(config.norm, config.dim),
+            norm=nn.Identity() if config.norm_position == "post" else make_norm(config.norm, config.dim),
+            dropout=config.dropout,
         )
 
     def init_weights(self) -> None:
@@ -151,22 +165,25 @@ class VisionTransformer(Network):
 def _trunk_block(config: VitConfig, drop_path: float) -> Block:
     attention = TalkingHeadsAttention if config.talking_heads else SelfAttention
 
-    def residual(layer: type[nn.Module], *args: int) -> Residual:
+    def residual(layer: type[nn.Module], size: int) -> Residual:
         branches = [
-            Branch(_norm(config), layer(config.dim, *args), make_scale(config), drop_path)
+            Branch(_norm(config), layer(config.dim, size, dropout=config.dropout), make_scale(config), drop_path)
             for _ in range(config.branches)
         ]
-        return Residual(branches, Gate(config.scale, config.dim) if config.scale in Gate.KINDS else None)
+        gate = Gate(config.scale, config.dim) if config.scale in Gate.KINDS else None
+        return Residual(branches, gate, _post_norm(config))
 
     return Block(residual(attention, config.heads), residual(FFN, int(config.dim * config.mlp_ratio)))
 
 
 def _class_block(config: VitConfig) -> Block:
-    """Class-attention, then an FFN on the class token alone (CaiT 3.5.2); no stochastic depth there."""
+    """Class-attention, then an FFN on the class token alone (CaiT, ICCV section 3; thesis 3.6.1); no stochastic depth
+    and no dropout there, as in the authors' code."""
 
     def residual(layer: nn.Module) -> Residual:
         scale = make_scale(config) if config.class_scale else None
-        return Residual([Branch(make_norm(config.norm, config.dim), layer, scale)])
+        norm = nn.Identity() if config.norm_position == "post" else make_norm(config.norm, config.dim)
+        return Residual([Branch(norm, layer, scale)], norm=_post_norm(config))
 
     attention = ClassAttention(config.dim, config.heads, config.class_in_keys)
     return Block(residual(attention), residual(FFN(config.dim, int(config.dim * config.mlp_ratio))))
@@ -174,18 +191,27 @@ def _class_block(config: VitConfig) -> Block:
 
 def _norm(config: VitConfig) -> nn.Module:
     """ReZero, SkipInit, Fixup and T-Fixup were published without pre-norm; CaiT puts it back so that they converge."""
-    return make_norm("none" if config.scale_form == "published" else config.norm, config.dim)
+    unnormed = config.scale_form == "published" or config.norm_position == "post"
+    return make_norm("none" if unnormed else config.norm, config.dim)
+
+
+def _post_norm(config: VitConfig) -> nn.Module | None:
+    return make_norm(config.norm, config.dim) if config.norm_position == "post" else None
 
 
 def make_scale(config: VitConfig) -> Scale:
     """The scale of one residual branch."""
     value, trainable = config.scale_value, config.scale_trainable
     if (start := config.scale_start) is not None:
+        if config.scale == "epsilon":  # the column "alpha = epsilon" of thesis Table 3.11
+            return ScalarScale(start, trainable)
         return LayerScale(config.dim, start, config.scale_init, trainable)
     if config.scale in ("rezero", "skipinit"):
         return ScalarScale(0.0 if value is None else value, trainable)
     if config.scale == "fixup":
         return FixupScale(1.0 if value is None else value, trainable)
+    if config.scale_scalar:  # its start is not printed; 1 leaves T-Fixup's own start as it is
+        return ScalarScale(1.0 if value is None else value, trainable)
     return Scale()
 
 

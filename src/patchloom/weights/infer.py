@@ -21,7 +21,7 @@ from patchloom.weights.layouts import State, count
 _MIX, _FFN = "mixing.branches.0.", "ffn.branches.0."
 _FREE = {  # what tensors do not tell, or what does not make another model
     *("name", "family", "num_classes", "img_size", "in_chans"),
-    *("drop_path", "drop_path_decay", "scale_value", "scale_rule"),
+    *("drop_path", "drop_path_decay", "dropout", "scale_value", "scale_rule"),
 }
 
 
@@ -99,6 +99,7 @@ def _vit(parts: Parts, wanted: Any, source: Any, hints: dict[str, Any]) -> dict[
         branches=count(parts.state, r"blocks\.\d+\.mixing\.branches\.(\d+)\."),
         talking_heads=parts.mixes_by("proj_l", "proj_w"),
         positions="all" if position_prefix else "patches",
+        norm_position="post" if "mixing.norm.weight" in parts.trunk else "pre",
         scale="layerscale" if any(name.endswith("scale.gamma") for name in parts.trunk) else "none",
         aggregation=aggregation,
         class_depth=parts.class_depth,
@@ -196,6 +197,12 @@ def _stem(state: State, dim: int) -> dict[str, Any]:
     step = 3 if any(tensor.ndim == 1 for tensor in stem.values()) else 2  # convolution, (norm,) GELU
     _check_stages(kernels, step, dim)
     sides = [kernels[i].shape[-1] for i in sorted(kernels)]
+    normed = len(stem) > 2
+    # one convolution with a bias; hmlp with patches of 2 or 4 pixels is the same stem as linear_norm
+    if len(sides) == 1 and "stem.proj.0.bias" in stem and (not normed or sides[0] not in (2, 4)):
+        kind, patch = "linear_norm" if normed else "linear_gelu", sides[0]
+        norm = {"stem_norm": "layer" if "stem.proj.1.norm.weight" in stem else "batch"} if normed else {}
+        return {"stem": kind, "patch_size": patch, "in_chans": kernels[0].shape[1], **norm}
     conv = sides[0] == 3
     return {
         "stem": "conv" if conv else "hmlp",

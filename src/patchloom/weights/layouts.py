@@ -198,7 +198,9 @@ def _in_timm(config: Any) -> bool:
     if isinstance(config, ResmlpConfig):
         plain = (config.mixing, config.norm, config.aggregation) == ("linear", "affine", "average")
         return plain and _published(config)
-    if not isinstance(config, VitConfig) or config.stem != "linear" or config.scale not in ("none", "layerscale"):
+    if not isinstance(config, VitConfig) or config.norm_position != "pre":
+        return False
+    if config.stem != "linear" or config.scale not in ("none", "layerscale"):
         return False
     if config.aggregation == "class_attention":
         plain = config.class_in_keys and config.class_scale and not config.distilled and config.branches == 1
@@ -216,7 +218,8 @@ def _published(config: ResmlpConfig) -> bool:
 def _in_official(config: VitConfig) -> bool:
     """Whether the names of that layout tell a reader what to compute."""
     told = config.scale in ("none", "layerscale") and config.aggregation in ("class_token", "class_attention")
-    return told and config.class_token_at == 0 and config.class_in_keys
+    ours = config.norm_position == "post" or config.stem in ("linear_norm", "linear_gelu")
+    return told and config.class_token_at == 0 and config.class_in_keys and not ours
 
 
 def _as_timm_shapes(state: State, config: Any) -> None:
