@@ -14,6 +14,7 @@ import patchloom
 from patchloom import PatchloomError
 from patchloom.data.sources import open_source
 from patchloom.kernels import native
+from patchloom.models.imagenet import imagenet_ids, imagenet_names
 from patchloom.tasks.evaluate import real_accuracy, scores
 from patchloom.training.evaluation import Scores, calibration_error
 
@@ -80,7 +81,7 @@ def test_classes_are_matched_by_name(model) -> None:
 
 
 def test_real_counts_any_of_several_labels_and_leaves_images_without_any_out() -> None:
-    nothing, names = np.zeros(4), ("a", "b", "c", "d")
+    nothing, names = np.zeros(4), tuple(map(str, range(1000)))  # 1000 classes without names
     keys = tuple(f"val/ILSVRC2012_val_0000000{i}.JPEG" for i in (1, 2, 3, 4))
     said = Scores(np.array([0, 1, 2, 3]), np.array([0, 2, 2, 1]), nothing, nothing, nothing, names, keys)
     got = real_accuracy(said, [[0, 3], [1, 2], [], [3]])
@@ -88,6 +89,18 @@ def test_real_counts_any_of_several_labels_and_leaves_images_without_any_out() -
     for wrong in ([[0]], {"1": [0]}, [[0]] * 3):
         with pytest.raises(PatchloomError, match="ReaL"):
             real_accuracy(said, wrong)
+
+
+def test_real_needs_imagenets_classes_by_name_or_order() -> None:
+    ids, nothing = imagenet_ids(), np.zeros(1)
+    keys = ("ILSVRC2012_val_00000001.JPEG",)
+    for names, said in ((ids, 7), (ids[::-1], 992), (imagenet_names(), 7), (tuple(map(str, range(1000))), 7)):
+        result = Scores(np.array([7]), np.array([said]), nothing, nothing, nothing, names, keys)
+        assert real_accuracy(result, [[3, 7]])["real_top1"] == 1
+        assert real_accuracy(result, [[3]])["real_top1"] == 0
+    for names in (tuple("abcd"), ids[:100], tuple(f"class {i}" for i in range(1000))):
+        with pytest.raises(PatchloomError, match="1000"):
+            real_accuracy(Scores(np.array([0]), np.array([0]), nothing, nothing, nothing, names, keys), [[0]])
 
 
 def test_a_network_that_knows_nothing_is_never_right(model) -> None:

@@ -17,6 +17,8 @@ from conftest import stir
 from patchloom import PatchloomError
 from patchloom.compat import import_timm
 from patchloom.models.registry import list_models
+from patchloom.weights import hub
+from patchloom.weights.files import Checkpoint
 from patchloom.weights.hub import is_remote, published_tags
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -73,11 +75,16 @@ import torch, patchloom
 model = patchloom.load("deit_tiny.fb_in1k")
 want = torch.load({str(home / "logits.pt")!r}, weights_only=True)
 assert float((model(torch.ones(1, 3, 224, 224)) - want).abs().max() / want.abs().max()) < 1e-5
-assert model.config.name == "deit_tiny" and model.preprocessing.crop_ratio == 0.9, model.preprocessing
+assert model.config.name == "deit_tiny" and model.preprocessing.crop_ratio == 0.875, model.preprocessing
+assert "timm's is 0.9" in str(model.load_report)
+assert model.class_names[0] == "tench" and len(set(model.class_names)) == 1000
+same = patchloom.load("hf-hub:timm/deit_tiny_patch16_224.fb_in1k")
+assert (same.class_names, same.preprocessing) == (model.class_names, model.preprocessing)
 assert model.preprocessing.interpolation == "bicubic" and model.preprocessing.mean == (0.485, 0.456, 0.406)
 assert "deit_tiny.fb_in1k" in str(model.load_report)
 bigger = patchloom.load("deit_tiny_patch16_224.fb_in1k", img_size=288, num_classes=5)
 assert bigger.preprocessing.img_size == (288, 288) and bigger.load_report.resized
+assert bigger.class_names is None  # a head of other classes
 """,
     )
     assert done.returncode == 0, done.stderr[-2000:]
@@ -89,7 +96,7 @@ def test_repositories_of_users_in_timms_and_in_our_form(home: Path) -> None:
         """
 import patchloom
 model = patchloom.load("hf-hub:someone/resmlp")
-assert model.config.name == "resmlp_s12"
+assert model.config.name == "resmlp_s12" and model.class_names is None
 assert model.preprocessing.crop_ratio == 0.77 and model.preprocessing.mean == (0.5, 0.5, 0.5)
 ants = patchloom.load("hf-hub:someone/ants")
 bare = patchloom.load("hf-hub:someone/bare")
@@ -128,6 +135,28 @@ def test_the_catalogue_is_timms() -> None:
     assert published_tags("patchconvnet_s60") == published_tags("deit_nano") == []
     known = import_timm().list_pretrained(["deit*", "cait*", "resmlp*"])
     assert sorted(full for name in list_models() for full in published_tags(name)) == sorted(known)
+
+
+def test_tags_of_the_papers_networks_have_the_papers_crop_and_imagenets_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    timm = import_timm()
+    crops = {"deit": 0.875, "deit3": 1.0, "cait": 1.0, "resmlp": 0.9}
+    differing = 0
+    known = [full for name in list_models() for full in published_tags(name)]
+    for full in known:
+        cfg = timm.models.get_pretrained_cfg(full)
+        monkeypatch.setattr(
+            hub,
+            "_from_repository",
+            lambda *_, cfg=cfg: Checkpoint("x", {}, {"preprocessing": hub._preprocessing(cfg.to_dict(), "x")}),
+        )
+        for source in (full, f"hf-hub:timm/{full}"):
+            got, crop = hub.fetch(source, None), crops[full.split("_")[0]]
+            assert got.about["preprocessing"]["crop_ratio"] == crop, full
+            assert ("timm's is" in " ".join(got.notes)) == (cfg.crop_pct != crop), full
+            assert ("class_names" in got.about) == full.endswith("in1k"), full
+        differing += cfg.crop_pct != crop
+    assert (len(known), differing) == (45, 24)
+    assert hub._paper_family("vit_tiny_patch16_224") is None  # not of the papers: timm's crop stays
 
 
 def test_paths_are_not_taken_for_tags(tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
     parser.add_argument("--fusion", help="of both heads: logits (their mean, the default) or softmax (its sum)")
     parser.add_argument("--base", help="of a delta: the weights that it was made from")
     parser.add_argument("--probe", help="linear or knn: judge frozen embeddings instead of the head")
+    parser.add_argument("--k", type=int, help="neighbours of --probe knn (default: 10)")
+    parser.add_argument("--temperature", type=float, help="of the votes of --probe knn (default: 0.07, as DINO)")
     parser.add_argument("--disagreement", nargs="+", metavar="MODEL", help="how often models decide differently")
     parser.add_argument("--data", dest="shown", metavar="DATA", help="the images of --disagreement")
     parser.add_argument("--figure", metavar="FILE.png", help="draw the disagreement")
@@ -47,6 +49,10 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
 
 
 def run_evaluate(options: argparse.Namespace) -> None:
+    if not options.probe and (options.k is not None or options.temperature is not None):
+        from patchloom.errors import PatchloomError
+
+        raise PatchloomError("--k and --temperature are settings of --probe knn.")
     if options.disagreement:
         _run_disagreement(options)
     elif options.model is None or options.data is None:
@@ -107,6 +113,8 @@ def _run_probe(options: argparse.Namespace) -> None:
         base=options.base,
         batch=options.batch,
         workers=options.workers,
+        k=options.k,
+        temperature=options.temperature,
         console=Console(sys.stderr),
     )
     if options.json:

@@ -21,8 +21,10 @@ from patchloom.data.scan import find_unreadable
 from patchloom.data.sources import Item, Source, Split, open_source, split_source
 from patchloom.errors import PatchloomError
 from patchloom.models.fused import fuse
+from patchloom.models.imagenet import CLASSES, imagenet_order
 from patchloom.models.network import Network, unwrapped
 from patchloom.models.preprocessing import Preprocessing
+from patchloom.tasks.classes import match_names
 from patchloom.tasks.prepare import report_skipped
 from patchloom.training.console import Console
 from patchloom.training.evaluation import Scores, head_answer, score
@@ -64,7 +66,7 @@ def scores(
     resolution   another image size: positions and cross-patch matrices are resized
     head         of a distilled network: "class", "distill" or "both", with the fusion "logits" or "softmax"
     base         of a delta: the weights that it was made from
-    class_map    the data's class names -> the model's, where they differ (ImageNet V2's folders are numbers)
+    class_map    the data's class names -> the model's names, or its class indices where it has no names
     int8         with products of bytes, see `patchloom.fuse`
     """
     if batch < 1 or workers < 0:
@@ -73,7 +75,7 @@ def scores(
     how = test_preprocessing(network, crop_ratio)
     answer = None if head is None else head_answer(network, head, fusion)
     source, items = open_items(data, labels, split, held_out_by(model, data), strict, workers, console)
-    placed = relabel(items, source, network, class_map or {})
+    placed = relabel(items, source, network, class_map or {}, console)
     return score(network, source, placed, how, batch=batch, workers=workers, answer=answer)
 
 
@@ -163,7 +165,9 @@ def held_out_by(model: Model, data: str | PathLike[str]) -> set[str] | None:
 
 def real_accuracy(result: Scores, labels: Any) -> dict[str, float]:
     """Accuracy on ImageNet's reassessed labels (ReaL): several labels an image of the validation set, by the number in
-    its file name, from 1 on; images without any are left out."""
+    its file name, from 1 on; images without any are left out. The model must have ImageNet's 1000 classes: by name in
+    any order, or 1000 classes without names, which are taken in ImageNet's order."""
+    order = real_order(result.class_names)
     if not isinstance(labels, list) or not all(isinstance(several, list) for several in labels):
         raise PatchloomError("ReaL labels are a list of lists of labels, one an image of the validation set.")
     right = []
@@ -174,31 +178,42 @@ def real_accuracy(result: Scores, labels: Any) -> dict[str, float]:
                 f"{key} has no number from 1 to {len(labels)} in its name: ReaL cannot tell which it is."
             )
         if several := labels[int(number[-1]) - 1]:
-            right.append(said in several)
+            right.append(order[said] in several)
     return {"real_top1": float(np.mean(right)) if right else float("nan"), "real_count": len(right)}
 
 
-def relabel(items: Sequence[Item], source: Source, network: Network, class_map: Mapping[str, str]) -> list[Item]:
-    """Labels as places in the network's outputs: classes are matched by name."""
-    names = network.class_names
-    if not isinstance(class_map, Mapping) or not all(isinstance(name, str) for name in class_map.values()):
-        raise PatchloomError("A class map says for names in the data which names of the model they are.")
-    theirs = [class_map.get(name, name) for name in source.class_names]
-    if names is None:
-        if len(source.class_names) != network.config.num_classes:
-            raise PatchloomError(
-                f"The model has {network.config.num_classes} classes without names, {source.where} has "
-                f"{len(source.class_names)}."
-            )
-        return list(items)
-    used = {item.label for item in items}
-    unknown = [theirs[label] for label in sorted(used) if theirs[label] not in names]
-    if unknown:
+def real_order(class_names: Sequence[str]) -> Sequence[int]:
+    """For each output of a model its ImageNet index; refused where its classes are not ImageNet's 1000."""
+    if tuple(class_names) == tuple(map(str, range(CLASSES))):  # without names
+        return range(CLASSES)
+    order = imagenet_order(class_names)
+    if order is None:
         raise PatchloomError(
-            f"{source.where} has classes that the model does not know: {', '.join(unknown[:10])}. "
-            f"It knows {', '.join(names[:10])}{' ...' if len(names) > 10 else ''}."
+            f"--real needs a model with ImageNet's 1000 classes, by name (WordNet ids or names) or 1000 without names; "
+            f"this one has {len(class_names)} classes: {', '.join(class_names[:5])}"
+            f"{' ...' if len(class_names) > 5 else ''}."
         )
-    place = {label: names.index(theirs[label]) for label in used}
+    return order
+
+
+def relabel(
+    items: Sequence[Item],
+    source: Source,
+    network: Any,
+    class_map: Mapping[str, str],
+    console: Console | None = None,
+) -> list[Item]:
+    """Labels as places in the network's outputs: see `match_names`, whose interpretation is printed."""
+    place, message = match_names(
+        source.class_names,
+        network.class_names,
+        network.config.num_classes,
+        {item.label for item in items},
+        class_map,
+        where=source.where,
+    )
+    if message and console is not None:
+        console.say(message)
     return [dataclasses.replace(item, label=place[item.label]) for item in items]
 
 

@@ -38,16 +38,23 @@ def probe(
     base: Model | None = None,
     batch: int = 128,
     workers: int = 0,
+    k: int | None = None,
+    temperature: float | None = None,
     console: Console | None = None,
 ) -> dict[str, Any]:
     """top1 and top5 on the held-out images of a probe that the training images fit: the head of the model is not used,
     so the classes may be others.
 
     linear   logistic regression on standardised embeddings; its decay is chosen on a fifth of the training images
-    knn      votes of the 10 nearest embeddings by cosine, weighted by exp(cosine / 0.07)
+    knn      votes of the `k` nearest embeddings by cosine (10), weighted by exp(cosine / `temperature`) (0.07, DINO's)
     """
     if kind not in PROBES:
         raise PatchloomError(f"--probe is one of {', '.join(PROBES)}, not {kind!r}.")
+    if kind != "knn" and (k is not None or temperature is not None):
+        raise PatchloomError("--k and --temperature are settings of --probe knn.")
+    k, temperature = NEIGHBOURS if k is None else k, TEMPERATURE if temperature is None else temperature
+    if k < 1 or not 0 < temperature < float("inf"):
+        raise PatchloomError(f"--k is at least 1 and --temperature positive, not {k} and {temperature}.")
     if split in ("train", "all"):
         raise PatchloomError(f"A probe is fitted to the training images: --split {split} would test it on them.")
     network = fuse(open_model(model, resolution, base))
@@ -57,7 +64,10 @@ def probe(
     parts = [(embeddings(network, source, items, how, batch, workers), items) for items in (train, held_out)]
     (x, train_items), (z, test_items) = parts
     y, truth = (np.asarray([item.label for item in items]) for items in (train_items, test_items))
-    chances = (_linear if kind == "linear" else _knn)(x, y, z, len(source.class_names))
+    if kind == "knn" and k > len(y):
+        raise PatchloomError(f"--k {k} is more than the {len(y)} training images.")
+    classes = len(source.class_names)
+    chances = _linear(x, y, z, classes) if kind == "linear" else _knn(x, y, z, classes, k, temperature)
     order = np.argsort(-chances, axis=1, kind="stable")
     return {
         "probe": kind,
@@ -66,6 +76,7 @@ def probe(
         "top5": float((order[:, :5] == truth[:, None]).any(axis=1).mean()),
         "trained_on": len(y),
         "dim": x.shape[1],
+        **({"k": k, "temperature": temperature} if kind == "knn" else {}),
     }
 
 
@@ -101,12 +112,19 @@ def _linear(x: np.ndarray, y: np.ndarray, z: np.ndarray, classes: int) -> np.nda
     return chances
 
 
-def _knn(x: np.ndarray, y: np.ndarray, z: np.ndarray, classes: int) -> np.ndarray:
+def _knn(
+    x: np.ndarray,
+    y: np.ndarray,
+    z: np.ndarray,
+    classes: int,
+    k: int = NEIGHBOURS,
+    temperature: float = TEMPERATURE,
+) -> np.ndarray:
     """(N, classes): weighted votes of the nearest neighbours."""
     known, asked = (torch.nn.functional.normalize(torch.from_numpy(values), dim=1) for values in (x, z))
     labels, votes = torch.from_numpy(y), []
     for part in asked.split(1024):
-        near = (part @ known.T).topk(min(NEIGHBOURS, len(known)), dim=1)
-        weight: Tensor = (near.values / TEMPERATURE).exp()
+        near = (part @ known.T).topk(min(k, len(known)), dim=1)
+        weight: Tensor = (near.values / temperature).softmax(dim=1)  # exp, scaled per image so that none overflows
         votes.append(torch.zeros(len(part), classes).scatter_add_(1, labels[near.indices], weight))
     return torch.cat(votes).numpy()

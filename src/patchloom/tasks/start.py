@@ -16,6 +16,7 @@ from patchloom.layers.scales import Scale
 from patchloom.models.network import Network
 from patchloom.models.patchconvnet import per_class_queries
 from patchloom.models.roles import parameter_roles, tuned_parameters
+from patchloom.tasks.classes import same_classes
 from patchloom.tasks.job import Start, place
 from patchloom.weights.load import load
 from patchloom.weights.report import LoadReport
@@ -32,14 +33,14 @@ def open_start(
     """The network as its file has it, where a run on `source` starts, and what the user should know of it."""
     network, notes = load(weights, **hints), []
     theirs, ours = network.class_names, source.class_names
-    same = set(theirs) == set(ours) if theirs else network.config.num_classes == len(ours)
-    if same and theirs is None:
+    names = same_classes(theirs, ours, network.config.num_classes)
+    if names is not None and theirs is None:
+        order = "in numeric order" if all(name.isdigit() for name in ours) else "in their order"
         notes.append(
-            f"{weights} has {len(ours)} classes without names: they are taken to be those of the data, in their order."
+            f"{weights} has {len(ours)} classes without names: they are taken to be those of the data, {order}."
         )
     own = network.preprocessing
     how = dataclasses.replace(own, mean=mean or own.mean, std=std or own.std)
-    names = (theirs or ours) if same else None
     start = Start(place(weights), how, names, dict(hints), delta=delta)
     return network, start, notes
 

@@ -20,7 +20,9 @@ from torch.nn import functional as F
 from patchloom.compat import import_timm
 from patchloom.errors import PatchloomError
 from patchloom.models.config import as_size
+from patchloom.models.imagenet import imagenet_ids
 from patchloom.models.preprocessing import Preprocessing
+from patchloom.tasks.classes import match_names
 from patchloom.weights.delta import checksum
 from patchloom.weights.files import read
 from patchloom.weights.load import load
@@ -124,21 +126,10 @@ class TeacherCache:
 
 def match_classes(teacher: Teacher, class_names: Sequence[str]) -> Tensor:
     """For each class of the data, its place in the teacher's answer."""
-    if teacher.class_names is None:
-        if teacher.num_classes != len(class_names):
-            raise PatchloomError(
-                f"The teacher {teacher.label} has {teacher.num_classes} classes without names, the data has "
-                f"{len(class_names)} classes."
-            )
-        return torch.arange(len(class_names))
-    place = {name: i for i, name in enumerate(teacher.class_names)}
-    unknown = [name for name in class_names if name not in place]
-    if unknown:
-        raise PatchloomError(
-            f"The teacher {teacher.label} does not know these classes of the data: {', '.join(unknown[:10])}. "
-            f"It knows {', '.join(teacher.class_names[:10])}{' ...' if len(place) > 10 else ''}."
-        )
-    return torch.tensor([place[name] for name in class_names])
+    places, _ = match_names(
+        class_names, teacher.class_names, teacher.num_classes, who=f"The teacher {teacher.label}", where="the data"
+    )
+    return torch.tensor([places[label] for label in range(len(class_names))])
 
 
 def open_teacher(source: str, device: torch.device, hints: Mapping[str, Any] | None = None) -> Teacher:
@@ -197,7 +188,7 @@ def _timm_teacher(source: str, device: torch.device, size: tuple[int, int] | Non
     if size is not None:
         _resize_timm(network, source, size, device)
         how = dataclasses.replace(how, img_size=size)
-    names = _imagenet_names(timm) if network.num_classes == 1000 else None
+    names = imagenet_ids() if network.num_classes == 1000 else None
     return Teacher(source, network, how, names, network.num_classes, checksum(network))
 
 
@@ -220,12 +211,6 @@ def _classes_of(tensors: Mapping[str, Tensor], published: Any) -> dict[str, int]
     head = published.classifier if isinstance(published.classifier, str) else published.classifier[0]
     weight = tensors.get(f"{head}.weight")
     return {} if weight is None else {"num_classes": len(weight)}
-
-
-def _imagenet_names(timm: Any) -> tuple[str, ...]:
-    """The folder names of ImageNet's classes, in the order of the logits."""
-    info = timm.data.ImageNetInfo("imagenet-1k")
-    return tuple(info.index_to_label_name(i) for i in range(1000))
 
 
 def _onnx_teacher(path: Path, asked: tuple[int, int] | None) -> Teacher:

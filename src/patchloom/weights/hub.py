@@ -18,7 +18,9 @@ from typing import Any
 
 from patchloom.compat import import_timm
 from patchloom.errors import PatchloomError, did_you_mean
-from patchloom.models.registry import list_models
+from patchloom.models.imagenet import imagenet_names
+from patchloom.models.preprocessing import default_preprocessing
+from patchloom.models.registry import entries, list_models
 from patchloom.weights.files import Checkpoint, read
 
 _PREFIX = "hf-hub:"
@@ -67,13 +69,41 @@ def is_ours(architecture: str) -> bool:
 def fetch(source: str, img_size: tuple[int, int] | None) -> Checkpoint:
     """Download, or find in the cache, what a tag or a hub repository holds."""
     if source.startswith(_PREFIX):
-        return _from_repository(source.removeprefix(_PREFIX), source)
+        repository = source.removeprefix(_PREFIX)
+        checkpoint = _from_repository(repository, source)
+        if published := re.fullmatch(r"timm/(\w+)\.(\w+)", repository):  # the same weights as the tag
+            _as_published(checkpoint, *published.groups())
+        return checkpoint
     cfg = _pretrained_cfg(source, img_size)
     checkpoint = _from_repository(cfg.hf_hub_id or f"timm/{cfg.architecture}.{cfg.tag}", source)
     if "preprocessing" not in checkpoint.about:
         checkpoint.about["preprocessing"] = _preprocessing(cfg.to_dict(), source)
         checkpoint.notes.clear()
+    _as_published(checkpoint, cfg.architecture, cfg.tag)
     return checkpoint
+
+
+def _as_published(checkpoint: Checkpoint, architecture: str, tag: str) -> None:
+    """What timm's catalogue leaves out or has otherwise than the papers: ImageNet's class names, and the test crop
+    (DeiT 0.875, DeiT III and CaiT 1.0, ResMLP 0.9, as the authors evaluate them)."""
+    about = checkpoint.about
+    if "config" in about:  # a file of ours says all itself
+        return
+    if not about.get("class_names") and tag.endswith("in1k"):  # "in1k" ends the tags of heads for ImageNet-1k
+        about["class_names"] = imagenet_names()
+    family = _paper_family(architecture)
+    if family is None or "preprocessing" not in about:
+        return
+    theirs, ours = about["preprocessing"]["crop_ratio"], default_preprocessing(family, (224, 224), 3).crop_ratio
+    if theirs != ours:
+        about["preprocessing"]["crop_ratio"] = ours
+        checkpoint.notes.append(f"the test crop ratio is the paper's, {ours}; timm's is {theirs}")
+
+
+def _paper_family(architecture: str) -> str | None:
+    """The family of a network of the papers, by timm's name; None of others, such as plain ViTs."""
+    base = re.sub(r"_\d+$", "", architecture)
+    return next((e.config.family for e in entries() if timm_name(e.config.name) == base), None)
 
 
 def _pretrained_cfg(source: str, img_size: tuple[int, int] | None) -> Any:
