@@ -17,11 +17,12 @@ from patchloom.models.registry import build
 from patchloom.tasks.classify import Classify
 from patchloom.tasks.distill import Distill
 from patchloom.tasks.job import Job
-from patchloom.tasks.start import copy_scales, fill_from, freeze
+from patchloom.tasks.start import fill_from, freeze
 from patchloom.tasks.teachers import STUDENT, TeacherCache, Teachers, open_teacher
 from patchloom.training.console import Console
 from patchloom.training.loop import check_batch
 from patchloom.training.processes import Processes
+from patchloom.weights.load import copy_scales
 
 # fields of a recipe that change nothing in the images of a step
 _NOT_OF_IMAGES = {

@@ -8,11 +8,9 @@ from os import PathLike
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from patchloom.data.sources import Source
 from patchloom.errors import PatchloomError
-from patchloom.layers.scales import Scale
 from patchloom.models.network import Network
 from patchloom.models.patchconvnet import per_class_queries
 from patchloom.models.roles import parameter_roles, tuned_parameters
@@ -96,31 +94,3 @@ def freeze(network: Network, tune: str) -> None:
     for name, parameter in network.named_parameters():
         if name not in tuned:
             parameter.requires_grad_(False)
-
-
-@torch.no_grad()
-def copy_scales(network: Network, source: str) -> None:
-    """Give the residual branches of a fresh network the scales that another one has learned (thesis 3.5.3)."""
-    ours, theirs = _scales(network), _scales(load(source))
-    name = network.config.name
-    if not ours:
-        raise PatchloomError(f"{name} has no learned scales for --scales-from: model.scale=layerscale adds LayerScale.")
-    wrong = sorted(key for key in {*ours, *theirs} if key not in ours or key not in theirs)
-    wrong = wrong or [key for key, scale in ours.items() if scale.shape != theirs[key].shape]
-    if wrong:
-        raise PatchloomError(
-            f"The scales of {source} do not fit {name}: {wrong[0]} is not in both with one shape "
-            f"({len(theirs)} scales there, {len(ours)} here). Give the same depth, width and model.scale as there."
-        )
-    for key, scale in ours.items():
-        scale.copy_(theirs[key])
-
-
-def _scales(network: Network) -> dict[str, Tensor]:
-    """The learned scales of the residual branches, by name."""
-    return {
-        f"{place}.{name}": parameter
-        for place, module in network.named_modules()
-        if isinstance(module, Scale)
-        for name, parameter in module.named_parameters()
-    }

@@ -90,20 +90,32 @@ def load(
 
 
 def copy_scales(model: Network, source: Source, **hints: Any) -> list[str]:
-    """Give a network the residual scales of other weights, such as learned LayerScale values to keep fixed (CaiT 3.5.3:
-    make it with scale_trainable=False). Returns the names of the copied parameters; nothing else is changed."""
-    own = dict(model.named_parameters())
-    names = [name for name, role in parameter_roles(model).items() if role == "scale"]
-    other = dict(load(source, **hints).named_parameters())
-    missing = [name for name in names if name not in other or other[name].shape != own[name].shape]
-    if missing or not names:
-        what = f"no scale that fits {missing[0]}" if missing else "nothing to give"
-        label = "The state dict" if isinstance(source, Mapping) else source
-        raise PatchloomError(f"{label} has {what}: {model.config.name} has {len(names)} residual scales.")
+    """Give a network the residual scales of other weights, such as learned LayerScale values to keep fixed (thesis
+    3.5.3: make it with scale_trainable=False). Returns the names of the copied parameters; nothing else is changed.
+
+    Raises PatchloomError unless both networks have the same scales, of the same shapes.
+    """
+    ours, theirs = _scales(model), _scales(load(source, **hints))
+    label, name = "the state dict" if isinstance(source, Mapping) else source, model.config.name
+    if not ours:
+        raise PatchloomError(f"{name} has no learned scales to take from {label}: scale=layerscale adds LayerScale.")
+    wrong = [key for key in {**ours, **theirs} if key not in ours or key not in theirs]
+    wrong += [key for key in ours if key in theirs and ours[key].shape != theirs[key].shape]
+    if wrong:
+        raise PatchloomError(
+            f"The scales of {label} do not fit {name}: {len(theirs)} there, {len(ours)} here, and {wrong[0]} is not "
+            "the same in both. Make the network with the same depth, width and scale."
+        )
     with torch.no_grad():
-        for name in names:
-            own[name].copy_(other[name])
-    return names
+        for key, scale in ours.items():
+            scale.copy_(theirs[key])
+    return list(ours)
+
+
+def _scales(model: Network) -> dict[str, Any]:
+    """The scales of the residual branches, by name."""
+    own = dict(model.named_parameters())
+    return {name: own[name] for name, role in parameter_roles(model).items() if role == "scale"}
 
 
 def _fetch(source: Source, img_size: Any) -> Checkpoint:
