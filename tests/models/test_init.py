@@ -46,7 +46,7 @@ def test_statistics_equal_the_recorded_ones(theirs: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [("cait_xxs24", 1e-5), ("cait_xxs36", 1e-6), ("cait_b12", 0.1), ("resmlp_s12", 0.1), ("resmlp_s24", 1e-5),
-     ("resmlp_b24", 1e-6), ("deit3_tiny", 1e-4), ("patchconvnet_s20", 1e-4), ("patchconvnet_s120", 1e-6)],
+     ("resmlp_s36", 1e-6), ("deit3_tiny", 1e-4), ("patchconvnet_s20", 1e-4), ("patchconvnet_s120", 1e-6)],
 )  # fmt: skip
 def test_scale_starts_at_the_published_value(name: str, value: float) -> None:
     with torch.device("cpu"):
