@@ -154,6 +154,8 @@ def plan_job(
         chosen = chosen.replace(resolution=None)  # a model for small images keeps its size
     if start is not None:
         chosen = chosen.replace(layerscale=None)  # the weights have their scales
+    if changes.get("crop") == "pad":  # published code: such images are tested without resizing
+        changes = {"test_crop_ratio": 1.0, **changes}
     resolved, notes = apply_changes(chosen, changes)
     parse_interval(resolved.checkpoint_every)
     network_config(config, resolved, 2, options)  # refuses what cannot be built
