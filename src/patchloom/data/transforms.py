@@ -182,7 +182,11 @@ def one_of_three(image: Drawn, draw: random.Random, parts: Sequence[str] = THREE
     choice = parts[draw.randrange(len(parts))]
     radius = draw.uniform(0.1, 2) if choice == "blur" else 0
     if isinstance(image, np.ndarray):
-        steps = {"gray": native.grey, "solarize": native.solarise, "blur": partial(native.blur, sigma=radius)}
+        steps: dict[str, Callable[..., np.ndarray]] = {
+            "gray": native.grey,
+            "solarize": native.solarise,
+            "blur": partial(native.blur, sigma=radius),
+        }
         return steps[choice](image)
     if choice == "gray":
         return ImageOps.grayscale(image).convert("RGB")
