@@ -22,7 +22,7 @@ from patchloom.data.images import to_image
 from patchloom.data.loader import Order, Steps, TrainImages, train_batches
 from patchloom.data.mixing import normalise
 from patchloom.data.sources import FileSource, Item
-from patchloom.data.transforms import Augment, simple_random_crop
+from patchloom.data.transforms import Augment, pad_and_crop, simple_random_crop
 from patchloom.kernels import libraries
 
 BICUBIC, BILINEAR = Image.Resampling.BICUBIC, Image.Resampling.BILINEAR
@@ -127,6 +127,32 @@ def test_the_simple_random_crop_is_that_of_a_reflected_picture(form: type) -> No
         assert np.array_equal(crop[..., :3], padded[top : top + 64, left : left + 64])
 
 
+@pytest.mark.parametrize("form", [Image.fromarray, rgbx])
+def test_the_crop_along_one_axis_stays_in_the_middle_of_the_height(form: type) -> None:
+    pixels = noise(90, 64)
+    padded = np.pad(pixels, ((4, 4), (4, 4), (0, 0)), mode="reflect")
+    lefts = set()
+    for seed in range(60):
+        crop = np.asarray(simple_random_crop(form(pixels), (64, 64), random.Random(seed), BICUBIC, one_axis=True))
+        found = [x for x in range(9) if np.array_equal(crop[..., :3], padded[17 : 17 + 64, x : x + 64])]
+        assert len(found) == 1
+        lefts.update(found)
+    assert lefts == set(range(9))
+
+
+@pytest.mark.parametrize("form", [Image.fromarray, rgbx])
+def test_pad_and_crop_is_a_crop_of_the_picture_with_a_black_border(form: type) -> None:
+    pixels = noise(32, 32)
+    padded = np.pad(pixels, ((4, 4), (4, 4), (0, 0)))
+    places = set()
+    for seed in range(40):
+        crop = np.asarray(pad_and_crop(form(pixels), (32, 32), random.Random(seed), BICUBIC))[..., :3]
+        found = [(y, x) for y in range(9) for x in range(9) if np.array_equal(crop, padded[y : y + 32, x : x + 32])]
+        assert len(found) == 1
+        places.update(found)
+    assert len(places) > 20
+
+
 def test_normalising_is_the_formula() -> None:
     images = torch.from_numpy(np.stack([noise(13, 17, seed) for seed in range(5)]))
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -140,6 +166,8 @@ def test_normalising_is_the_formula() -> None:
 AUGMENTS = [
     Augment(augmentation="three", color_jitter=0.3),
     Augment(augmentation="three", color_jitter=0.3, crop="src"),
+    Augment(augmentation="three", three_augment=("gray", "blur"), crop="src_axis"),
+    Augment(augmentation="three", three_augment=("solarize",), crop="pad"),
     Augment(augmentation="rand", color_jitter=0.4, interpolation="bilinear"),
     Augment(augmentation="none", affine=0.1, color_jitter=1.0, crop_scale=0.5),
 ]
@@ -153,7 +181,7 @@ def photos(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]
     return sorted(folder.rglob("*.jpg"))
 
 
-@pytest.mark.parametrize("augment", AUGMENTS, ids=["three", "three src", "rand", "affine"])
+@pytest.mark.parametrize("augment", AUGMENTS, ids=["three", "three src", "src_axis", "pad", "rand", "affine"])
 def test_training_images_are_those_of_pillow_alone(
     augment: Augment, photos: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

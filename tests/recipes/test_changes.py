@@ -159,3 +159,23 @@ def test_published_forms_have_no_warmup() -> None:
 def test_fixed_rate_of_patchconvnet() -> None:
     recipe = plan("patchconvnet_nano", "patchconvnet_finetune").recipe
     assert {learning_rate(recipe, step, 3) for step in range(30)} == {1e-5}
+
+
+def test_padded_images_are_tested_without_resizing() -> None:
+    assert plan("deit_nano", "deit", crop="pad").recipe.test_crop_ratio == 1.0
+    assert plan("deit_nano", "deit", crop="pad", test_crop_ratio=0.9).recipe.test_crop_ratio == 0.9
+    assert plan("deit_nano", "deit").recipe.test_crop_ratio == 0.875
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"three_augment": ("gray",)},  # augmentation is rand
+        {"augmentation": "three", "three_augment": ("grey",)},
+        {"augmentation": "three", "three_augment": ()},
+        {"augmentation": "three", "three_augment": ("gray", "gray")},
+    ],
+)
+def test_parts_of_3_augment_that_mean_nothing_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(PatchloomError, match="three_augment"):
+        plan("deit_nano", "deit", **changes)

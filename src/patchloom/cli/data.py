@@ -19,18 +19,26 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
 
 
 def _add_show(parts: Any, shared: argparse.ArgumentParser) -> None:
-    parser = parts.add_parser("show", parents=[shared], help="a picture of what training would see")
+    parser = parts.add_parser(
+        "show",
+        parents=[shared],
+        help="a picture of what training would see",
+        usage="patchloom data show DATA --recipe R --out FILE.png [key=value ...]",
+    )
     add_data_options(parser)
     parser.add_argument("--recipe", required=True, help="a name of `patchloom recipes`")
     parser.add_argument("--model", default="deit_nano", help="whose image size; default deit_nano, 32 pixels")
     parser.add_argument("--out", required=True, metavar="FILE.png", help="the picture to write")
-    parser.set_defaults(run=show)
+    parser.set_defaults(run=show, settings=[])
 
 
 def show(options: argparse.Namespace) -> None:
+    from patchloom.recipes.changes import parse_words
     from patchloom.tasks.show import write_sheet
 
-    print(f"The sheet is {write_sheet(options.data, options.recipe, options.out, options.model, options.labels)}")
+    settings = parse_words(options.settings)
+    sheet = write_sheet(options.data, options.recipe, options.out, options.model, options.labels, *settings)
+    print(f"The sheet is {sheet}")
 
 
 def _add_check(parts: Any, shared: argparse.ArgumentParser) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib import import_module
@@ -23,6 +23,7 @@ from patchloom.compat import import_timm
 from patchloom.data import native
 from patchloom.data.images import FILTERS, Picture, to_image
 from patchloom.data.jpeg import Box, Encoded
+from patchloom.data.parts import THREE_AUGMENT
 from patchloom.data.randomness import seeded_globals
 
 FILL = (124, 116, 104)  # ImageNet's mean colour, behind what geometric moves leave empty
@@ -38,6 +39,7 @@ class Augment:
     crop_scale: float = 0.08
     flip: float = 0.5
     augmentation: str = "none"
+    three_augment: tuple[str, ...] = THREE_AUGMENT
     magnitude: float = 9.0
     color_jitter: float = 0.0
     affine: float = 0.0
@@ -48,14 +50,18 @@ class Augment:
         """An image as (height, width, 3) uint8 of `size`."""
         draw, how = random.Random(seed), FILTERS[self.interpolation]
         image = _in_hand(image, how)
-        cut = random_resized_crop if self.crop == "rrc" else simple_random_crop
-        image = cut(image, size, draw, how, self.crop_scale)
+        if self.crop == "rrc":
+            image = random_resized_crop(image, size, draw, how, self.crop_scale)
+        elif self.crop == "pad":
+            image = pad_and_crop(image, size, draw, how)
+        else:
+            image = simple_random_crop(image, size, draw, how, one_axis=self.crop == "src_axis")
         if draw.random() < self.flip:
             image = native.mirror(image) if isinstance(image, np.ndarray) else ImageOps.mirror(image)
         if self.affine:
             image = small_affine(_as_image(image), draw, self.affine)
         if self.augmentation == "three":
-            image = one_of_three(image, draw)
+            image = one_of_three(image, draw, self.three_augment)
         elif self.augmentation != "none":
             policy = _policy(self.augmentation, self.magnitude)
             with seeded_globals(draw.getrandbits(63)):
@@ -101,21 +107,45 @@ def random_resized_crop(
 
 
 def simple_random_crop(
-    image: Picture, size: Size, draw: random.Random, how: Image.Resampling, _: float = 0, pad: int = 4
+    image: Picture, size: Size, draw: random.Random, how: Image.Resampling, pad: int = 4, one_axis: bool = False
 ) -> Drawn:
-    """DeiT III's simple random crop: the shorter side to S, four pixels of reflection all round, an S x S crop."""
-    (height, width), (from_width, from_height) = size, _sides(image)
-    scale = max(height / from_height, width / from_width)
-    to_size = (max(height, int(from_height * scale)), max(width, int(from_width * scale)))
-    resized = _resized(image, (0, 0, from_width, from_height), to_size, how)
+    """DeiT III's simple random crop: the shorter side to S, four pixels of reflection all round, an S x S crop.
+
+    The published code draws the place along both axes. `one_axis` is the form of the text (thesis chapter 6): along the
+    x-axis only, in the middle of the height.
+    """
+    height, width = size
+    resized, to_size = _covering(image, size, how)
     pad = min(pad, min(to_size) - 1)
-    top = draw.randint(0, to_size[0] + 2 * pad - height)
+    spare = to_size[0] + 2 * pad - height
+    top = spare // 2 if one_axis else draw.randint(0, spare)
     left = draw.randint(0, to_size[1] + 2 * pad - width)
     rows = np.pad(np.arange(to_size[0]), pad, mode="reflect")[top : top + height]
     columns = np.pad(np.arange(to_size[1]), pad, mode="reflect")[left : left + width]
     if isinstance(resized, np.ndarray):
         return native.take(resized, rows, columns)
     return Image.fromarray(np.asarray(resized)[np.ix_(rows, columns)])
+
+
+def pad_and_crop(image: Picture, size: Size, draw: random.Random, how: Image.Resampling, pad: int = 4) -> Drawn:
+    """Four black pixels all round, then an S x S crop: the published code's crop of 32-pixel images (CIFAR).
+
+    An image whose shorter side is not S is resized to it first; one of S pixels keeps its pixels.
+    """
+    height, width = size
+    resized, to_size = _covering(image, size, how)
+    top, left = draw.randint(0, to_size[0] + 2 * pad - height), draw.randint(0, to_size[1] + 2 * pad - width)
+    padded = np.pad(np.asarray(resized), ((pad, pad), (pad, pad), (0, 0)))
+    crop = np.ascontiguousarray(padded[top : top + height, left : left + width])
+    return crop if isinstance(resized, np.ndarray) else Image.fromarray(crop)
+
+
+def _covering(image: Picture, size: Size, how: Image.Resampling) -> tuple[Drawn, Size]:
+    """The whole image resized so that it just covers `size`, and its own size."""
+    (height, width), (from_width, from_height) = size, _sides(image)
+    scale = max(height / from_height, width / from_width)
+    to_size = (max(height, int(from_height * scale)), max(width, int(from_width * scale)))
+    return _resized(image, (0, 0, from_width, from_height), to_size, how), to_size
 
 
 def _sides(image: Picture) -> tuple[int, int]:
@@ -146,15 +176,21 @@ def small_affine(image: Image.Image, draw: random.Random, strength: float) -> Im
     return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR, fillcolor=fill)
 
 
-def one_of_three(image: Drawn, draw: random.Random) -> Drawn:
-    """3-Augment's first part: exactly one of grey, solarised from 128 on, and blurred with a radius of U(0.1, 2)."""
-    choice = draw.randrange(3)
-    radius = draw.uniform(0.1, 2) if choice == 2 else 0
+def one_of_three(image: Drawn, draw: random.Random, parts: Sequence[str] = THREE_AUGMENT) -> Drawn:
+    """3-Augment's first part: exactly one of grey, solarised from 128 on, and blurred with a radius of U(0.1, 2).
+    `parts` names those to choose from, with equal probabilities (thesis Table 6.2)."""
+    choice = parts[draw.randrange(len(parts))]
+    radius = draw.uniform(0.1, 2) if choice == "blur" else 0
     if isinstance(image, np.ndarray):
-        return (native.grey, native.solarise, partial(native.blur, sigma=radius))[choice](image)
-    if choice == 0:
+        steps: dict[str, Callable[..., np.ndarray]] = {
+            "gray": native.grey,
+            "solarize": native.solarise,
+            "blur": partial(native.blur, sigma=radius),
+        }
+        return steps[choice](image)
+    if choice == "gray":
         return ImageOps.grayscale(image).convert("RGB")
-    if choice == 1:
+    if choice == "solarize":
         return ImageOps.solarize(image, 128)
     return image.filter(ImageFilter.GaussianBlur(radius))
 

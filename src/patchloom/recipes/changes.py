@@ -81,6 +81,8 @@ def _consequences(recipe: Recipe, changed: Recipe, model: Config | None) -> dict
         found["decay_epochs"] = marks, f"the same shares of the run as {recipe.decay_epochs} of {recipe.epochs}"
     if changed.lr < changed.min_lr and changed.lr != recipe.lr:
         found["min_lr"] = changed.lr, f"no floor above the rate; {recipe.name} has {recipe.min_lr:.3g}"
+    if changed.crop == "pad" and recipe.crop != "pad":
+        found["test_crop_ratio"] = 1.0, "published code: images that are padded and cropped are tested without resizing"
     rule = _RULES.get(recipe.name)
     if rule and any(getattr(changed, name) != getattr(recipe, name) for name in _RULED):
         found |= rule(changed, model)

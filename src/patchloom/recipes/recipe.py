@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_type_hints
 
+from patchloom.data.parts import THREE_AUGMENT
 from patchloom.errors import PatchloomError, did_you_mean
 from patchloom.models.config import check_value, plain_number
 from patchloom.models.roles import ROLES
@@ -64,10 +65,13 @@ class Recipe:
     bce_threshold: float | None = 0.0  # a mixed target above it counts as 1 (DeiT III); None: soft targets stay soft
 
     # augmentation
-    crop: Literal["rrc", "src"] = "rrc"  # random resized crop, simple random crop
+    # random resized crop; simple random crop along both axes, along x only (text of DeiT III; its code has both); zero
+    # padding of 4 pixels and a random crop, for 32-pixel images, which are tested without resizing
+    crop: Literal["rrc", "src", "src_axis", "pad"] = "rrc"
     crop_scale: float = 0.08  # least share of the image's area that a random resized crop keeps
     flip: float = 0.5
     augmentation: Literal["rand", "auto", "trivial", "three", "none"] = "rand"
+    three_augment: tuple[str, ...] = THREE_AUGMENT  # of augmentation "three": the parts to choose from (Table 6.2)
     magnitude: float = 9.0  # of RandAugment
     color_jitter: float = 0.0
     affine: float = 0.0  # small moves: rotation by up to 90 degrees times this, shift and zoom by up to this share
@@ -141,6 +145,7 @@ class Recipe:
             )
         if self.head_lr is not None and self.lr == 0:
             raise PatchloomError(f"lr=0 of {self.name} beside a head_lr: `finetune --tune head` trains the head alone.")
+        self._check_three_augment()
         if self.nesterov and not self.momentum:
             raise PatchloomError(f"nesterov of {self.name} needs a momentum.")
         if not 0 < self.test_crop_ratio <= 1 or not self.crop_scale > 0:
@@ -150,6 +155,19 @@ class Recipe:
             )
         if not self.magnitude <= 10 or self.seed >= 2**32:
             raise PatchloomError(f"{self.name}: the magnitude is at most 10 and the seed below 2^32.")
+
+    def _check_three_augment(self) -> None:
+        parts = self.three_augment
+        if not parts or len(set(parts)) < len(parts) or set(parts) - set(THREE_AUGMENT):
+            raise PatchloomError(
+                f"three_augment of {self.name} names one or more of {', '.join(THREE_AUGMENT)}, each once, not "
+                f"{', '.join(map(str, parts)) or 'nothing'}."
+            )
+        if parts != THREE_AUGMENT and self.augmentation != "three":
+            raise PatchloomError(
+                f"three_augment of {self.name} chooses parts of 3-Augment, but augmentation is {self.augmentation}: "
+                f"set augmentation=three too."
+            )
 
     def replace(self, **changes: Any) -> Recipe:
         """A copy with other values; an unknown field is refused with the nearest known."""

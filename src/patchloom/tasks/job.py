@@ -176,11 +176,8 @@ def plan_job(
         chosen = chosen.replace(resolution=None)  # a model for small images keeps its size
     if start is not None:
         chosen = keep_scales(chosen)
-    published = options.get("scale_form") == "published"
-    if (
-        published and "warmup_epochs" not in changes
-    ):  # ReZero, SkipInit, Fixup and T-Fixup also leave it out (thesis 3.5)
-        changes = {**changes, "warmup_epochs": 0.0}
+    if options.get("scale_form") == "published":  # ReZero, SkipInit, Fixup and T-Fixup leave out the warm-up too
+        changes = {"warmup_epochs": 0.0, **changes}
     resolved, notes = apply_changes(chosen, changes, config.replace(**shape))
     if start is not None:
         start = dataclasses.replace(start, tune=resolved.tune)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -24,10 +26,13 @@ def write_sheet(
     out: str | PathLike[str],
     model: str = "deit_nano",
     labels: str | None = None,
+    changes: Mapping[str, Any] | None = None,
+    model_options: Mapping[str, Any] | None = None,
 ) -> Path:
-    """A PNG with the first images that a run with this recipe would train on, as the network would see them."""
-    changes = {"workers": 0, "batch_size": COLUMNS * ROWS}
-    job = plan_job(data, model, recipe, changes, {}, labels)
+    """A PNG with the first images that a run with this recipe and these changes would train on, as the network would
+    see them."""
+    settings = {"workers": 0, "batch_size": COLUMNS * ROWS, **(changes or {})}
+    job = plan_job(data, model, recipe, settings, model_options or {}, labels)
     console, alone = Console(quiet=True), Processes()
     source, split, _ = open_data(job, console, alone)
     task = make_task(job, source, split, alone, console)
