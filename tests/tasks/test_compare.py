@@ -16,8 +16,11 @@ from sklearn.preprocessing import StandardScaler
 
 import patchloom
 from patchloom import PatchloomError
+from patchloom.data.images import resize_and_crop
 from patchloom.tasks.compare import disagreement, disagreement_text, draw_disagreement
+from patchloom.tasks.evaluate import open_items, scores
 from patchloom.tasks.probe import _knn, _linear, probe
+from patchloom.tasks.teachers import open_teacher
 
 
 @pytest.fixture(scope="module")
@@ -86,3 +89,54 @@ def test_an_unknown_probe_is_refused(models: list[Path]) -> None:
         probe(models[1], "digits", "deep")
     with pytest.raises(PatchloomError, match="would test it on them"):
         probe(models[1], "digits", "knn", split="all")
+
+
+def foreign(folder: Path) -> str:
+    """A network of timm with ten outputs, from a file."""
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(2)
+    network = timm.create_model("test_resnet", num_classes=10)
+    torch.save(network.state_dict(), folder / "weights.pth")
+    return f"timm:test_resnet:{folder / 'weights.pth'}"
+
+
+def test_networks_of_timm_and_onnx_files_are_evaluated_as_their_own_code_does(tmp_path: Path) -> None:
+    """Tables 3.2 and 3.4 compare with convnets of other people."""
+    source = foreign(tmp_path)
+    result = scores(source, "digits", resolution=32)
+    images, items = open_items("digits", None, None)
+    teacher = open_teacher(source, torch.device("cpu"), {"img_size": 32})
+    pictures = [np.asarray(resize_and_crop(images.read(item), teacher.how)) for item in items[:20]]
+    x = torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2) / 255
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (teacher.how.mean, teacher.how.std))
+    with torch.no_grad():
+        logits = teacher.network((x - mean) / std)
+    labels = torch.tensor([item.label for item in items[:20]])
+    loss = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
+    assert torch.allclose(torch.tensor(result.loss[:20]), loss.double(), atol=1e-4)
+
+
+@pytest.mark.parametrize("option", [{"int8": True}, {"base": "x"}, {"head": "class"}])
+def test_what_a_foreign_network_does_not_have_is_refused(option: dict, tmp_path: Path) -> None:
+    with pytest.raises(PatchloomError):
+        scores(foreign(tmp_path), "digits", **option)
+
+
+def test_a_foreign_network_agrees_with_itself(tmp_path: Path) -> None:
+    source = foreign(tmp_path)
+    found = disagreement([source, source], "digits")
+    assert found["rates"][1][2] == 0
+    assert found["rates"][0][1] == pytest.approx(1 - patchloom.evaluate(source, "digits")["top1"])
+
+
+def test_numeric_folders_of_a_nameless_model_are_indices(tmp_path: Path) -> None:
+    """Folders 0 to 11, which sort as 0, 1, 10, 11, 2: truth and predictions are named by the same order."""
+    for label in range(12):
+        (tmp_path / "data" / str(label)).mkdir(parents=True)
+        pixels = np.random.RandomState(label).randint(0, 255, (32, 32, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "data" / str(label) / "0.png")
+    network = patchloom.create_model("deit_nano", num_classes=12, depth=1)
+    patchloom.save(network, tmp_path / "model.safetensors")
+    found = disagreement([tmp_path / "model.safetensors"], tmp_path / "data", split="all")
+    top1 = patchloom.evaluate(tmp_path / "model.safetensors", tmp_path / "data", split="all")["top1"]
+    assert found["rates"][0][1] == pytest.approx(1 - top1)

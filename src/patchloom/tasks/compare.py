@@ -14,9 +14,8 @@ import torch
 from patchloom.data.images import resize_and_crop
 from patchloom.data.mixing import normalise
 from patchloom.errors import PatchloomError
-from patchloom.models.fused import fuse
 from patchloom.tasks.distill import token_cosines, token_parameter_cosine
-from patchloom.tasks.evaluate import held_out_by, open_items, open_model, relabel
+from patchloom.tasks.evaluate import held_out_by, open_items, open_model, ready, relabel
 from patchloom.tasks.figures import new_figure, save_figure
 from patchloom.training.console import Console
 from patchloom.training.evaluation import head_answer, score
@@ -50,18 +49,20 @@ def disagreement(
     cosines: dict[str, list[float]] = {}
     parameters: dict[str, float] = {}
     for model in models:
-        network, label = open_model(model), str(model)
-        placed, fused = relabel(items, source, network, {}), fuse(network)
-        theirs = network.class_names or source.class_names
+        network, label = ready(model), str(model)
+        placed = relabel(items, source, network, {}, console)
         answers: dict[str, Any] = {label: None}
         if network.head_distill is not None:
-            answers |= {f"{label} ({head})": head_answer(fused, head) for head in ("class", "distill")}
-            cosines[label] = _cosines(network, source, items)
-            parameters[label] = token_parameter_cosine(network)
+            answers |= {f"{label} ({head})": head_answer(network, head) for head in ("class", "distill")}
+            plain = open_model(model)
+            cosines[label] = _cosines(plain, source, items)
+            parameters[label] = token_parameter_cosine(plain)
+        # an output that is a class of the data has the data's name for it, any other the model's own
+        ours = {there.label: source.class_names[item.label] for item, there in zip(items, placed, strict=True)}
         for name, answer in answers.items():
-            said = score(fused, source, placed, network.preprocessing, batch=batch, answer=answer)
+            said = score(network, source, placed, network.preprocessing, batch=batch, answer=answer)
             names.append(name)
-            decisions.append(np.asarray([theirs[i] for i in said.predicted]))
+            decisions.append(np.asarray([ours.get(i, said.class_names[i]) for i in said.predicted]))
     decisions.insert(0, np.asarray([source.class_names[item.label] for item in items]))
     rates = np.zeros((len(names), len(names)))
     for i, j in combinations(range(len(names)), 2):

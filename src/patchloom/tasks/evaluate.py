@@ -26,6 +26,7 @@ from patchloom.models.network import Network, unwrapped
 from patchloom.models.preprocessing import Preprocessing
 from patchloom.tasks.classes import match_names
 from patchloom.tasks.prepare import report_skipped
+from patchloom.tasks.teachers import ForeignNetwork, is_foreign, open_teacher
 from patchloom.training.console import Console
 from patchloom.training.evaluation import Scores, head_answer, score
 from patchloom.training.run import Run
@@ -71,7 +72,7 @@ def scores(
     """
     if batch < 1 or workers < 0:
         raise PatchloomError(f"A batch has at least one image, and workers are 0 or more: {batch}, {workers}.")
-    network = fuse(open_model(model, resolution, base), int8=int8)
+    network = ready(model, resolution, base, int8)
     how = test_preprocessing(network, crop_ratio)
     answer = None if head is None else head_answer(network, head, fusion)
     source, items = open_items(data, labels, split, held_out_by(model, data), strict, workers, console)
@@ -79,7 +80,19 @@ def scores(
     return score(network, source, placed, how, batch=batch, workers=workers, answer=answer)
 
 
-def test_preprocessing(network: Network, crop_ratio: float | None) -> Preprocessing:
+def ready(
+    model: Model, resolution: int | None = None, base: Model | None = None, int8: bool = False
+) -> Network | ForeignNetwork:
+    """A network as it is evaluated: ours fused, one of timm or in an ONNX file as it is."""
+    if not is_foreign(model):
+        return fuse(open_model(model, resolution, base), int8=int8)
+    if base is not None or int8:
+        raise PatchloomError(f"--base and --int8 are for networks of patchloom, not for {model}.")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return ForeignNetwork(open_teacher(str(model), device, {} if resolution is None else {"img_size": resolution}))
+
+
+def test_preprocessing(network: Network | ForeignNetwork, crop_ratio: float | None) -> Preprocessing:
     """How a network is tested: as its weights say, or with another crop."""
     if crop_ratio is None:
         return network.preprocessing

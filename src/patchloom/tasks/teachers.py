@@ -10,11 +10,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from patchloom.compat import import_timm
@@ -65,6 +66,25 @@ class Teacher:
         if seen.shape[-2:] != self.how.img_size:
             seen = F.interpolate(seen, self.how.img_size, mode="bicubic", antialias=True)
         return self.network(seen).float()
+
+
+class ForeignNetwork(nn.Module):
+    """A network of timm or in an ONNX file, called as our own are: normalised images of its size -> logits."""
+
+    head_distill = None
+
+    def __init__(self, teacher: Teacher) -> None:
+        super().__init__()
+        self.network, self.class_names, self.preprocessing = teacher.network, teacher.class_names, teacher.how
+        self.config = SimpleNamespace(name=teacher.label, num_classes=teacher.num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.network(x)
+
+
+def is_foreign(source: object) -> bool:
+    """Whether a name stands for a network that only `open_teacher` opens: timm:NAME[:FILE] or an .onnx file."""
+    return isinstance(source, str | os.PathLike) and (str(source).startswith(TIMM) or str(source).endswith(".onnx"))
 
 
 class Teachers:
@@ -182,8 +202,9 @@ def _timm_teacher(source: str, device: torch.device, size: tuple[int, int] | Non
         raise PatchloomError(f"The teacher {source} cannot be had: {type(error).__name__}: {error}.{hint}") from error
     network = network.to(device).eval()
     about = timm.data.resolve_data_config({}, model=network)
+    resampling = about["interpolation"] if about["interpolation"] in ("bicubic", "bilinear") else "bicubic"
     how = Preprocessing(
-        tuple(about["input_size"][1:]), tuple(about["mean"]), tuple(about["std"]), about["crop_pct"], "bicubic"
+        tuple(about["input_size"][1:]), tuple(about["mean"]), tuple(about["std"]), about["crop_pct"], resampling
     )
     if size is not None:
         _resize_timm(network, source, size, device)
