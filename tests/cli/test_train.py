@@ -49,7 +49,10 @@ def run(folder: Path, tmp_path_factory) -> Path:
         (["train", "digits", *TINY, "finish.epochs=1", "--out", "x"], "--finish R"),
         (["train", "digits", *TINY, "--finish", "24", "finish.model.depth=7", "--out", "x"], "of the first"),
         (["train", "digits", *TINY, "--finish", "24", "--out", ""], "name of a folder"),
-        (["distill", "t", "digits", *TINY, "model.distilled=false", "--out", "x"], "distillation token"),
+        (
+            ["distill", "t", "digits", *TINY, "model.distilled=false", "--how", "token", "--out", "x"],
+            "distillation token",
+        ),
         (["finetune", "w", "digits", "--tau", "2", "--out", "x"], "--tau is for a --teacher"),
         (["finetune", "w", "digits", "--resolution", "32", "resolution=24", "--out", "x"], "which?"),
         (["evaluate", "nowhere", "digits", "--fusion", "softmax"], "--head both"),

@@ -187,9 +187,10 @@ def _finish(run: Run, job: Job, task: Classify, loop: Loop) -> None:
     network = build(trained.config)
     network.load_state_dict(whole)
     network.class_names, network.preprocessing = trained.class_names, trained.preprocessing
+    kind = "averaged" if loop.average is not None else "raw"
     about = {
         "step": loop.counters.step,
-        "weights": "averaged" if loop.average is not None else "raw",
+        "weights": kind,
         "held_out": {key: value for key, value in scores.summary().items() if key != "per_class"},
         "best": loop.counters.best,
     }
@@ -197,7 +198,7 @@ def _finish(run: Run, job: Job, task: Classify, loop: Loop) -> None:
     if job.start is not None and job.start.delta:
         save_delta(network, run.folder / "export" / "delta.safetensors", _base_of(job.start), job.start.weights)
     write_report(run, task.source, task.split.held_out, scores, network)
-    loop.console.say(f"The report is {run.folder / 'report.html'}, the weights are in {run.folder / 'export'}.")
+    loop.console.say(f"The report is {run.folder / 'report.html'}, the {kind} weights are in {run.folder / 'export'}.")
 
 
 def export_network(folder: Path, network: Network, about: Mapping[str, Any]) -> None:

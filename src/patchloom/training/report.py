@@ -54,13 +54,14 @@ def _headline(run: Run, scores: Scores, network: Network, records: list[dict[str
         (f"{summary['count']}", "held-out images"),
     ]
     cells = "".join(f"<div><b>{value}</b><span class=soft>{name}</span></div>" for value, name in shown)
+    averaged = bool(records) and "ema_top1" in records[-1]
     best = max((row.get("ema_top1", row["top1"]) for row in records), default=summary["top1"])
     return (
         f"<h1>{escape(network.config.name)} on {escape(str(run.settings['data']))}</h1><div class=figures>{cells}</div>"
         f"<p class=soft>Recipe {escape(run.settings['recipe_name'])}, {run.settings['epochs']} epochs; "
         f"{cost.params / 1e6:.2f} million parameters, {cost.macs / 1e6:.0f} million MACs at "
-        f"{network.config.img_size[0]} x {network.config.img_size[1]} pixels. The figures are those of the last epoch; "
-        f"the best epoch had {best:.2%}.</p>"
+        f"{network.config.img_size[0]} x {network.config.img_size[1]} pixels. The figures are those of the "
+        f"{'averaged' if averaged else 'raw'} weights after the last epoch; the best epoch had {best:.2%}.</p>"
     )
 
 
