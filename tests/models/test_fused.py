@@ -92,6 +92,64 @@ def test_it_gives_the_logits_and_features_of_its_network(name: str, options: dic
     assert all(parameter.requires_grad for parameter in model.head.parameters())
 
 
+SIDE_BY_SIDE = [(f"vit_tiny_2x{count}", scale) for count in (2, 3) for scale in ("none", "layerscale")]
+
+
+def parallel(name: str, scale: str) -> patchloom.models.network.Network:
+    return network(name, {"dim": 48, "heads": 3, "patch_size": 8, "scale": scale})
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize("class_token_only", [True, False])
+@pytest.mark.parametrize(("name", "scale"), SIDE_BY_SIDE)
+def test_parallel_branches_side_by_side(name: str, scale: str, class_token_only: bool, kernels: bool) -> None:
+    model = parallel(name, scale)
+    branches = len(model.blocks[0].mixing.branches)
+    ways = [patchloom.fuse(model, class_token_only, kernels, side_by_side=yes) for yes in (True, False)]
+    for fused, count in zip(ways, (1, branches), strict=True):
+        assert [len(part.branches) for block in fused.blocks for part in block.children()] == [count] * 4
+        for batch in (1, 3):
+            images = torch.randn(batch, 3, 32, 32)
+            assert_close(fused(images), model(images).detach(), 1e-5)
+            assert_close(fused.features(images).tokens, model.features(images).tokens.detach(), 1e-5)
+
+
+@pytest.mark.skipif(not native.available(), reason=str(native.why_not()))
+@pytest.mark.parametrize(("name", "scale"), SIDE_BY_SIDE)
+def test_parallel_branches_side_by_side_with_products_of_bytes(name: str, scale: str) -> None:
+    model = parallel(name, scale)
+    fused = patchloom.fuse(model, int8=True)
+    assert len(fused.blocks[0].mixing.branches) == len(fused.blocks[0].ffn.branches) == 1
+    for batch in (1, 3):
+        images = torch.randn(batch, 3, 32, 32)
+        assert_close(fused(images), model(images).detach(), 0.15)
+
+
+def test_parallel_branches_that_differ_stay_apart() -> None:
+    """Another eps, activation or number of heads; talking heads; post-norm."""
+    images = torch.randn(2, 3, 32, 32)
+    model = parallel("vit_tiny_2x2", "none")
+    model.blocks[0].mixing.branches[1].norm.eps = 1e-2
+    model.blocks[0].ffn.branches[1].fn.activation = "relu"
+    heads = model.blocks[1].mixing.branches[1].fn
+    heads.heads, heads.scale = 6, 8**-0.5
+    fused = patchloom.fuse(model)
+    assert [len(part.branches) for block in fused.blocks for part in block.children()] == [2, 2, 2, 1]
+    assert_close(fused(images), model(images).detach(), 1e-5)
+    talking = network("deit_nano", {"branches": 2, "talking_heads": True})
+    assert len(patchloom.fuse(talking).blocks[0].mixing.branches) == 2
+    assert_close(patchloom.fuse(talking)(images), talking(images).detach(), 1e-5)
+
+
+def test_parallel_branches_with_another_activation_side_by_side() -> None:
+    model, images = parallel("vit_tiny_2x2", "layerscale"), torch.randn(2, 3, 32, 32)
+    for branch in model.blocks[0].ffn.branches:
+        branch.fn.activation = "relu"
+    fused = patchloom.fuse(model)
+    assert len(fused.blocks[0].ffn.branches) == 1
+    assert_close(fused(images), model(images).detach(), 1e-5)
+
+
 def test_other_sizes_where_the_network_takes_them() -> None:
     model = network("patchconvnet_nano", {})
     fused, images = patchloom.fuse(model), torch.randn(2, 3, 48, 64)
@@ -225,6 +283,8 @@ def test_a_second_fusing_may_choose_again() -> None:
     assert not patchloom.fuse(fused, class_token_only=False).class_token_only
     with pytest.raises(patchloom.PatchloomError, match="fuse the network that it was made from"):
         patchloom.fuse(fused, kernels=False)
+    with pytest.raises(patchloom.PatchloomError, match="fuse the network that it was made from"):
+        patchloom.fuse(fused, side_by_side=False)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

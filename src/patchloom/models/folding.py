@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,14 +17,16 @@ from patchloom.layers.scales import AffineScale, FixupScale, LayerScale, ScalarS
 class Form(NamedTuple):
     """How a part of a fused copy computes.
 
-    kernels   with the C++ kernels
-    int8      there, with products of bytes
-    few       few tokens ask: the last block and what comes after it
+    kernels        with the C++ kernels
+    int8           there, with products of bytes
+    few            few tokens ask: the last block and what comes after it
+    side_by_side   parallel branches that are alike in one
     """
 
     kernels: bool
     int8: bool = False
     few: bool = False
+    side_by_side: bool = True
 
 
 class FoldedLinear(nn.Module):
@@ -121,6 +124,18 @@ def fold_output(layer: nn.Linear | nn.Conv2d, scale: Scale) -> tuple[Tensor, Ten
     weight, bias = matrix_of(layer)
     gamma, lift = scale_parts(scale)
     return (weight.double().t() * gamma).t().to(weight), (bias.double() * gamma + lift).to(bias)
+
+
+def stack_inputs(layers: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Linear layers of the same x as one, whose outputs are theirs in a row."""
+    weights, biases = zip(*layers, strict=True)
+    return torch.cat(weights), torch.cat(biases)
+
+
+def stack_outputs(layers: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """The sum of Linear layers as one, of their inputs in a row."""
+    weights, biases = zip(*layers, strict=True)
+    return torch.cat(weights, dim=1), torch.stack(biases).double().sum(dim=0).to(biases[0])
 
 
 def matrix_of(layer: nn.Linear | nn.Conv2d) -> tuple[Tensor, Tensor]:

@@ -41,12 +41,19 @@ from patchloom.models.folding import (
     matrix_of,
     norm_parts,
     scale_parts,
+    stack_inputs,
+    stack_outputs,
 )
 from patchloom.models.network import Network, unwrapped
 
 
 def fuse(
-    model: nn.Module, class_token_only: bool = True, kernels: bool = True, int8: bool = False, paired: bool = True
+    model: nn.Module,
+    class_token_only: bool = True,
+    kernels: bool = True,
+    int8: bool = False,
+    paired: bool = True,
+    side_by_side: bool = True,
 ) -> Network:
     """A copy of `model` for inference: faster, the same logits to float rounding; `model` stays as it is.
 
@@ -54,14 +61,15 @@ def fuse(
     kernels            use the C++ kernels where they can be used: float32 on a CPU that has the instructions
     int8               multiply bytes, with the kernels: not exact, faster still
     paired             seven products of halves for eight, where that is faster: tokens in pairs share their rounding
+    side_by_side       parallel branches that are alike as one branch with wider layers; otherwise one after another
     """
     network = copy.deepcopy(unwrapped(model)).eval().requires_grad_(False)
     if network.fused:
-        if int8 or not kernels or not paired:
+        if int8 or not (kernels and paired and side_by_side):
             raise PatchloomError("This is a fused copy already: fuse the network that it was made from.")
         network.class_token_only = class_token_only
         return network
-    form = _form(next(network.parameters()), kernels, int8)
+    form = _form(next(network.parameters()), kernels, int8)._replace(side_by_side=side_by_side)
     network.class_token_only = class_token_only
     network.fused = True
     in_place = network.writes_over = not any(hooked(m) for m in network.modules())  # a hook may keep what it is shown
@@ -126,17 +134,20 @@ def _for_inference(x: Tensor) -> Tensor:
 
 
 class FusedAttention(nn.Module):
-    """total += scale(attention(norm(x))), for self-attention, talking heads and class-attention."""
+    """total += scale(attention(norm(x))), for self-attention, talking heads and class-attention.
+
+    `beside`: parallel branches of plain self-attention, whose heads stand side by side with those of `branch`.
+    """
 
     before: Tensor | None
     after: Tensor | None
     shift: Tensor | None
 
-    def __init__(self, branch: Branch, form: Form) -> None:
+    def __init__(self, branch: Branch, form: Form, *beside: Branch) -> None:
         super().__init__()
-        attention = branch.fn
+        attention, branches = branch.fn, (branch, *beside)
         assert isinstance(attention, Attention)
-        self.heads, self.scale = attention.heads, attention.scale
+        self.heads, self.scale = len(branches) * attention.heads, attention.scale
         self.in_keys = getattr(attention, "in_keys", True)
         self.form = form
         for name in ("before", "after", "shift"):
@@ -145,11 +156,16 @@ class FusedAttention(nn.Module):
             self.before, self.after = attention.proj_l.weight * self.scale, attention.proj_w.weight.clone()
             self.shift = attention.proj_w.bias.clone()
             self.scale = 1.0  # it is in `before`
-        self.eps, *affine = norm_parts(branch.norm)
-        weight, bias = fold_input(*_projections(attention), *affine)
+        self.eps = norm_parts(branch.norm)[0]
+        thirds = [[part.chunk(3) for part in _folded_projections(one)] for one in branches]
+        weight, bias = stack_inputs(
+            [(w[i], b[i]) for i in range(3) for w, b in thirds]
+        )  # all q, then all k, then all v
+        self.inner = len(weight) // 3
         self.qkv = FoldedLinear(weight, bias, form)
         self.few = FewQueries(weight, bias, self.heads, self.scale) if form.few and self.before is None else None
-        self.proj = FoldedLinear(*fold_output(attention.proj, branch.scale), form)
+        projs = [fold_output(cast(Attention, one.fn).proj, one.scale) for one in branches]
+        self.proj = FoldedLinear(*stack_outputs(projs), form)
 
     def mixing(self) -> list[Tensor]:
         """What mixes the heads, if they are mixed."""
@@ -161,7 +177,7 @@ class FusedAttention(nn.Module):
         return [*self.qkv.packed(), *self.proj.packed(), *(native.whole_mixing(*mixing) if mixing else ())]
 
     def forward(self, total: Tensor, x: Tensor, queries: int | None = None) -> Tensor:
-        if self.form.kernels and queries is None:
+        if self.form.kernels and queries is None and self.inner == x.shape[-1]:
             layers, mixing = (*self.qkv.packed(), *self.proj.packed()), self.mixing()
             rest = self.heads, self.scale, self.eps, mixing
             torch.ops.patchloom.attention_(total, None if x is total else x, *layers, *rest)
@@ -173,16 +189,16 @@ class FusedAttention(nn.Module):
         return self.proj.add_to(total, self.attend(q, k, v))
 
     def project(self, x: Tensor, queries: int | None) -> tuple[Tensor, ...]:
-        """Queries, keys and values, (B, Q, D) and twice (B, K, D)."""
+        """Queries, keys and values, (B, Q, inner) and twice (B, K, inner); inner is P D with P branches."""
         if queries is None:
             return self.qkv(x, self.eps).chunk(3, dim=-1)
-        dim = x.shape[-1]
+        inner = self.inner
         source = x if self.in_keys else x[:, queries:]
-        q, kv = self.qkv.part(x[:, :queries], 0, dim, self.eps), self.qkv.part(source, dim, 3 * dim, self.eps)
+        q, kv = self.qkv.part(x[:, :queries], 0, inner, self.eps), self.qkv.part(source, inner, 3 * inner, self.eps)
         return q, *kv.chunk(2, dim=-1)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """(B, H, Q, d) and twice (B, H, K, d) -> (B, Q, D)."""
+        """(B, H, Q, d) and twice (B, H, K, d) -> (B, Q, inner)."""
         if self.before is None or self.after is None or self.shift is None:
             if self.form.kernels and q.shape[2] >= FEW_QUERIES:
                 return torch.ops.patchloom.attention(q, k, v, self.scale, self.form.int8)
@@ -204,22 +220,27 @@ class FewQueries(nn.Module):
 
     def __init__(self, weight: Tensor, bias: Tensor, heads: int, scale: float) -> None:
         super().__init__()
-        dim = weight.shape[1]
+        inner = len(weight) // 3
         self.heads, self.scale = heads, scale
-        self.most = few_queries(dim, heads)
-        for name, part in zip(("q", "k", "v"), weight.split(dim), strict=True):
+        self.most = few_queries(inner, heads)
+        for name, part in zip(("q", "k", "v"), weight.split(inner), strict=True):
             self.register_buffer(name, part.clone() if name == "q" else part.unflatten(0, (heads, -1)).clone())
-        self.register_buffer("q_bias", bias[:dim].clone())
-        self.register_buffer("v_bias", bias[2 * dim :].unflatten(0, (heads, -1)).clone())
+        self.register_buffer("q_bias", bias[:inner].clone())
+        self.register_buffer("v_bias", bias[2 * inner :].unflatten(0, (heads, -1)).clone())
 
     def forward(self, asking: Tensor, y: Tensor) -> Tensor:
-        """(B, Q, D), (B, N, D) -> (B, Q, D), both normalised."""
+        """(B, Q, D), (B, N, D) -> (B, Q, inner), both normalised."""
         q = F.linear(asking, self.q, self.q_bias).mul_(self.scale).unflatten(-1, (self.heads, -1))
         return attend_without_keys(q, y, self.k, self.v, self.v_bias)
 
 
+def _folded_projections(branch: Branch) -> tuple[Tensor, Tensor]:
+    """Weights (3 D, D) and bias of q, k and v in a row, with the norm's affine."""
+    _, *affine = norm_parts(branch.norm)
+    return fold_input(*_projections(cast(Attention, branch.fn)), *affine)
+
+
 def _projections(attention: Attention) -> tuple[Tensor, Tensor]:
-    """Weights (3 D, D) and bias of q, k and v in a row."""
     if isinstance(attention, SelfAttention):
         return attention.qkv.weight, attention.qkv.bias
     assert isinstance(attention, ClassAttention)
@@ -228,16 +249,16 @@ def _projections(attention: Attention) -> tuple[Tensor, Tensor]:
 
 
 class FusedFFN(nn.Module):
-    """total += scale(fc2(GELU(fc1(norm(x)))))."""
+    """total += scale(fc2(GELU(fc1(norm(x))))); `beside`: parallel FFNs, whose hidden channels stand side by side."""
 
-    def __init__(self, branch: Branch, form: Form) -> None:
+    def __init__(self, branch: Branch, form: Form, *beside: Branch) -> None:
         super().__init__()
-        ffn = branch.fn
-        assert isinstance(ffn, FFN)
         self.kernels = form.kernels
-        self.eps, *affine = norm_parts(branch.norm)
-        self.fc1 = FoldedLinear(*fold_input(*matrix_of(ffn.fc1), *affine), form)
-        self.fc2 = FoldedLinear(*fold_output(ffn.fc2, branch.scale), form)
+        self.eps = norm_parts(branch.norm)[0]
+        parts = [(one, cast(FFN, one.fn)) for one in (branch, *beside)]
+        inputs = [fold_input(*matrix_of(ffn.fc1), *norm_parts(one.norm)[1:]) for one, ffn in parts]
+        self.fc1 = FoldedLinear(*stack_inputs(inputs), form)
+        self.fc2 = FoldedLinear(*stack_outputs([fold_output(ffn.fc2, one.scale) for one, ffn in parts]), form)
 
     def weights(self) -> list[Tensor]:
         """As the kernel takes them."""
@@ -253,8 +274,8 @@ class FusedFFN(nn.Module):
 class ActivatedFFN(FusedFFN):
     """total += scale(fc2(activation(fc1(norm(x))))) with another activation than GELU, which no kernel has."""
 
-    def __init__(self, branch: Branch, form: Form) -> None:
-        super().__init__(branch, form)
+    def __init__(self, branch: Branch, form: Form, *beside: Branch) -> None:
+        super().__init__(branch, form, *beside)
         assert isinstance(branch.fn, FFN)
         self.activation = branch.fn.activation
 
@@ -467,8 +488,22 @@ def fuse_residual(residual: nn.Module, form: Form, in_place: bool = True) -> nn.
     ):
         return residual
     branches = [branch for branch in residual.branches if isinstance(branch, Branch)]
+    if form.side_by_side and residual.norm is None and alike(branches):
+        return FusedResidual([fuse_branch(branches[0], form, *branches[1:])], in_place)
     fused = FusedResidual([fuse_branch(branch, form) for branch in branches], in_place)
     return fused if residual.norm is None else PostNorm(fused, residual.norm)
+
+
+def alike(branches: list[Branch]) -> bool:
+    """Whether parallel branches can be one: all FFNs or all plain self-attentions, of one shape, eps and activation."""
+    kinds = {(type(branch.fn), norm_parts(branch.norm)[0], *_shape(branch.fn)) for branch in branches}
+    return len(branches) > 1 and len(kinds) == 1 and type(branches[0].fn) in (SelfAttention, FFN)
+
+
+def _shape(fn: nn.Module) -> tuple[object, ...]:
+    if isinstance(fn, Attention):
+        return fn.heads, fn.scale
+    return (fn.activation, fn.fc1.out_features) if isinstance(fn, FFN) else ()
 
 
 def in_columns(network: Network, int8: bool, paired: bool) -> nn.ModuleList:
@@ -494,7 +529,8 @@ def column_of(blocks: nn.ModuleList, int8: bool) -> FusedColumn | None:
     if kinds == {(FusedAttention, FusedFFN)}:
         pairs = [(cast(FusedAttention, first), cast(FusedFFN, second)) for first, second in found]
         columns = {AttentionColumn.settings(*pair) for pair in pairs}
-        return AttentionColumn(pairs, int8) if len(columns) == 1 else None
+        square = all(first.inner == first.proj.outputs for first, _ in pairs)  # the kernel has no wider attention
+        return AttentionColumn(pairs, int8) if square and len(columns) == 1 else None
     return None
 
 
@@ -505,10 +541,11 @@ def branches_of(block: nn.Module) -> list[nn.Module]:
     return [branch for part in parts for branch in part] if alone else []
 
 
-def fuse_branch(branch: Branch, form: Form) -> nn.Module:
+def fuse_branch(branch: Branch, form: Form, *beside: Branch) -> nn.Module:
+    """The branch in its fused form, as one with the parallel ones `beside` it, which are `alike`."""
     kind = _FUSED.get(type(branch.fn))
     if kind is None or (kind is FusedCrossPatch and isinstance(branch.norm, nn.LayerNorm)):
         return branch  # statistics of each token do not go past a mixing of tokens
     if isinstance(branch.fn, FFN) and branch.fn.activation != "gelu":
         kind = ActivatedFFN
-    return kind(branch, form)
+    return kind(branch, form, *beside)
