@@ -24,13 +24,14 @@ def _add_show(parts: Any, shared: argparse.ArgumentParser) -> None:
     parser.add_argument("--recipe", required=True, help="a name of `patchloom recipes`")
     parser.add_argument("--model", default="deit_nano", help="whose image size; default deit_nano, 32 pixels")
     parser.add_argument("--out", required=True, metavar="FILE.png", help="the picture to write")
-    parser.set_defaults(run=show)
+    parser.set_defaults(run=show, settings=[])
 
 
 def show(options: argparse.Namespace) -> None:
     from patchloom.tasks.show import write_sheet
 
-    print(f"The sheet is {write_sheet(options.data, options.recipe, options.out, options.model, options.labels)}")
+    sheet = write_sheet(options.data, options.recipe, options.out, options.model, options.labels, options.settings)
+    print(f"The sheet is {sheet}")
 
 
 def _add_check(parts: Any, shared: argparse.ArgumentParser) -> None:

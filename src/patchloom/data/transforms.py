@@ -38,6 +38,7 @@ class Augment:
     crop_scale: float = 0.08
     flip: float = 0.5
     augmentation: str = "none"
+    three_augment: tuple[str, ...] = ("gray", "solarize", "blur")
     magnitude: float = 9.0
     color_jitter: float = 0.0
     affine: float = 0.0
@@ -48,14 +49,18 @@ class Augment:
         """An image as (height, width, 3) uint8 of `size`."""
         draw, how = random.Random(seed), FILTERS[self.interpolation]
         image = _in_hand(image, how)
-        cut = random_resized_crop if self.crop == "rrc" else simple_random_crop
-        image = cut(image, size, draw, how, self.crop_scale)
+        if self.crop == "rrc":
+            image = random_resized_crop(image, size, draw, how, self.crop_scale)
+        elif self.crop == "pad":
+            image = padded_crop(image, size, draw, how)
+        else:
+            image = simple_random_crop(image, size, draw, how, x_only=self.crop == "src_axis")
         if draw.random() < self.flip:
             image = native.mirror(image) if isinstance(image, np.ndarray) else ImageOps.mirror(image)
         if self.affine:
             image = small_affine(_as_image(image), draw, self.affine)
         if self.augmentation == "three":
-            image = one_of_three(image, draw)
+            image = one_of_three(image, draw, self.three_augment)
         elif self.augmentation != "none":
             policy = _policy(self.augmentation, self.magnitude)
             with seeded_globals(draw.getrandbits(63)):
@@ -101,21 +106,34 @@ def random_resized_crop(
 
 
 def simple_random_crop(
-    image: Picture, size: Size, draw: random.Random, how: Image.Resampling, _: float = 0, pad: int = 4
+    image: Picture, size: Size, draw: random.Random, how: Image.Resampling, pad: int = 4, x_only: bool = False
 ) -> Drawn:
-    """DeiT III's simple random crop: the shorter side to S, four pixels of reflection all round, an S x S crop."""
+    """DeiT III's simple random crop: the shorter side to S, four pixels of reflection all round, an S x S crop; with
+    `x_only` random along the x-axis alone, as the text says, and central along the other."""
     (height, width), (from_width, from_height) = size, _sides(image)
     scale = max(height / from_height, width / from_width)
     to_size = (max(height, int(from_height * scale)), max(width, int(from_width * scale)))
     resized = _resized(image, (0, 0, from_width, from_height), to_size, how)
     pad = min(pad, min(to_size) - 1)
-    top = draw.randint(0, to_size[0] + 2 * pad - height)
+    free = to_size[0] + 2 * pad - height
+    top = free // 2 if x_only else draw.randint(0, free)
     left = draw.randint(0, to_size[1] + 2 * pad - width)
     rows = np.pad(np.arange(to_size[0]), pad, mode="reflect")[top : top + height]
     columns = np.pad(np.arange(to_size[1]), pad, mode="reflect")[left : left + width]
     if isinstance(resized, np.ndarray):
         return native.take(resized, rows, columns)
     return Image.fromarray(np.asarray(resized)[np.ix_(rows, columns)])
+
+
+def padded_crop(image: Picture, size: Size, draw: random.Random, how: Image.Resampling, pad: int = 4) -> Drawn:
+    """The crop of the published code for images of up to 32 pixels: four black pixels all round, a random S x S crop.
+    An image of another size is resized to S first."""
+    width, height = _sides(image)
+    pixels = np.asarray(_resized(image, (0, 0, width, height), size, how))
+    padded = np.pad(pixels, ((pad, pad), (pad, pad), (0, 0)))
+    top, left = draw.randint(0, 2 * pad), draw.randint(0, 2 * pad)
+    cut = np.ascontiguousarray(padded[top : top + size[0], left : left + size[1]])
+    return cut if _is_native(how) else Image.fromarray(cut)
 
 
 def _sides(image: Picture) -> tuple[int, int]:
@@ -146,9 +164,10 @@ def small_affine(image: Image.Image, draw: random.Random, strength: float) -> Im
     return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR, fillcolor=fill)
 
 
-def one_of_three(image: Drawn, draw: random.Random) -> Drawn:
-    """3-Augment's first part: exactly one of grey, solarised from 128 on, and blurred with a radius of U(0.1, 2)."""
-    choice = draw.randrange(3)
+def one_of_three(image: Drawn, draw: random.Random, names: tuple[str, ...] = ("gray", "solarize", "blur")) -> Drawn:
+    """3-Augment's first part: exactly one of grey, solarised from 128 on, and blurred with a radius of U(0.1, 2); or
+    of some of them (Table 6.2)."""
+    choice = ("gray", "solarize", "blur").index(names[draw.randrange(len(names))])
     radius = draw.uniform(0.1, 2) if choice == 2 else 0
     if isinstance(image, np.ndarray):
         return (native.grey, native.solarise, partial(native.blur, sigma=radius))[choice](image)

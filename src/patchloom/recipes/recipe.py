@@ -13,6 +13,7 @@ from patchloom.models.roles import ROLES
 from patchloom.models.vit import ScaleName
 
 Sources = Mapping[str, str]
+THREE_AUGMENT = ("gray", "solarize", "blur")
 _SHARES = (
     "drop_path", "flip", "erasing", "label_smoothing", "mix_probability", "switch_probability", "bce_threshold",
     "crop_scale", "color_jitter", "affine", "momentum", "dropout",
@@ -64,10 +65,12 @@ class Recipe:
     bce_threshold: float | None = 0.0  # a mixed target above it counts as 1 (DeiT III); None: soft targets stay soft
 
     # augmentation
-    crop: Literal["rrc", "src"] = "rrc"  # random resized crop, simple random crop
+    # random resized crop; simple random crop, along x only as thesis 6.2.2 words it; zero padding of 4 for 32 pixels
+    crop: Literal["rrc", "src", "src_axis", "pad"] = "rrc"
     crop_scale: float = 0.08  # least share of the image's area that a random resized crop keeps
     flip: float = 0.5
     augmentation: Literal["rand", "auto", "trivial", "three", "none"] = "rand"
+    three_augment: tuple[str, ...] = ("gray", "solarize", "blur")  # of "three": one is drawn per image (Table 6.2)
     magnitude: float = 9.0  # of RandAugment
     color_jitter: float = 0.0
     affine: float = 0.0  # small moves: rotation by up to 90 degrees times this, shift and zoom by up to this share
@@ -138,6 +141,12 @@ class Recipe:
         if unknown := set(self.no_decay) - set(ROLES):
             raise PatchloomError(
                 f"no_decay of {self.name} names roles of parameters ({', '.join(ROLES)}), not {unknown}."
+            )
+        parts = set(self.three_augment)
+        if not parts or len(parts) < len(self.three_augment) or parts - set(THREE_AUGMENT):
+            raise PatchloomError(
+                f"three_augment of {self.name} has different ones of {', '.join(THREE_AUGMENT)}, not "
+                f"{', '.join(self.three_augment) or 'none'}."
             )
         if self.head_lr is not None and self.lr == 0:
             raise PatchloomError(f"lr=0 of {self.name} beside a head_lr: `finetune --tune head` trains the head alone.")

@@ -189,6 +189,8 @@ def plan_job(
         published and "warmup_epochs" not in changes
     ):  # ReZero, SkipInit, Fixup and T-Fixup also leave it out (thesis 3.5)
         changes = {**changes, "warmup_epochs": 0.0}
+    if changes.get("crop") == "pad":  # the published code tests such images without resizing
+        changes = {"test_crop_ratio": 1.0, **changes}
     resolved, notes = apply_changes(chosen, changes, config.replace(**shape))
     if start is not None:
         start = dataclasses.replace(start, tune=resolved.tune)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from os import PathLike
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from patchloom.errors import PatchloomError
+from patchloom.recipes.changes import parse_words
 from patchloom.tasks.job import plan_job
 from patchloom.tasks.prepare import make_task, open_data
 from patchloom.training.console import Console
@@ -24,10 +26,11 @@ def write_sheet(
     out: str | PathLike[str],
     model: str = "deit_nano",
     labels: str | None = None,
+    settings: Iterable[str] = (),
 ) -> Path:
     """A PNG with the first images that a run with this recipe would train on, as the network would see them."""
-    changes = {"workers": 0, "batch_size": COLUMNS * ROWS}
-    job = plan_job(data, model, recipe, changes, {}, labels)
+    changes, options = parse_words(settings)
+    job = plan_job(data, model, recipe, {"batch_size": COLUMNS * ROWS, **changes, "workers": 0}, options, labels)
     console, alone = Console(quiet=True), Processes()
     source, split, _ = open_data(job, console, alone)
     task = make_task(job, source, split, alone, console)
