@@ -17,8 +17,9 @@ from sklearn.datasets import load_digits
 
 import patchloom.compat  # noqa: F401 - before torchvision
 from patchloom import PatchloomError
+from patchloom.data.archives import official_splits
 from patchloom.data.scan import find_unreadable
-from patchloom.data.sources import Item, Source, open_source, split_source
+from patchloom.data.sources import Item, Source, Splits, open_source, split_source
 
 DIGITS = np.round(load_digits().images * (255 / 16)).astype(np.uint8)
 
@@ -127,6 +128,55 @@ def test_inaturalist_2021(tmp_path: Path) -> None:
     assert source.class_names == tuple(names)
     assert list(source.splits) == ["train", "val"]
     assert named(source, "val")[f"2021_valid/{names[1]}/a.jpg"] == names[1]
+
+
+def inaturalist(root: Path, year: str, splits: dict[str, list[str]]) -> str:
+    for split, names in splits.items():
+        for name in names:
+            write(root / year / name)
+        images = [{"id": number, "file_name": f"train_val{year}/{name}"} for number, name in enumerate(names)]
+        (root / f"{split}{year}.json").write_text(json.dumps({"images": images, "annotations": []}))
+    return f"torchvision:INaturalist:{root}"
+
+
+@pytest.mark.parametrize("year", ["2018", "2019"])
+def test_inaturalist_is_split_by_its_annotations(year: str, tmp_path: Path) -> None:
+    torchvision()
+    splits = {"train": ["Aves/0/a.jpg", "Aves/0/c.jpg", "Plantae/1/a.jpg"], "val": ["Aves/0/b.jpg", "Plantae/1/b.jpg"]}
+    where = inaturalist(tmp_path, year, splits)
+    write(tmp_path / year / "Aves" / "0" / "unnamed.jpg")
+    source = open_source(where)
+    assert {split: [item.key for item in items] for split, items in source.splits.items()} == {
+        split: [f"{year}/{name}" for name in names] for split, names in splits.items()
+    }
+    assert [item.label for item in source.splits["train"]] == [0, 0, 1]
+    assert "1 image without an annotation left aside." in source.notes
+    (tmp_path / f"val{year}.json").write_text("{}")
+    with pytest.raises(PatchloomError, match=rf"val{year}.json cannot be read as annotations"):
+        open_source(where)
+    (tmp_path / f"val{year}.json").unlink()
+    with pytest.raises(PatchloomError, match=rf"lacks val{year}.json"):
+        open_source(where)
+    (tmp_path / f"train{year}.json").unlink()
+    assert list(open_source(where).splits) == ["all"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "asked", "expected"),
+    [
+        ("transfer_flowers@small", Splits(), Splits("train+val", "test")),
+        ("grafit_transfer", Splits(), Splits("train+val", "test")),
+        ("transfer_flowers", Splits(test="val"), Splits("train", "val")),
+        ("transfer_flowers", Splits("train"), Splits("train", "test")),
+        ("transfer_flowers", Splits("test"), Splits("test")),
+        ("transfer_flowers", Splits(hold_out=0.1), Splits("train+val", None, 0.1)),
+        ("deit", Splits(), Splits()),
+    ],
+)
+def test_transfer_recipes_take_the_official_split_of_flowers(recipe: str, asked: Splits, expected: Splits) -> None:
+    assert official_splits("torchvision:Flowers102:/data", recipe, asked) == expected
+    assert official_splits("torchvision:Food101:/data", recipe, asked) == asked
+    assert official_splits("/data/Flowers102", recipe, asked) == asked
 
 
 @pytest.mark.parametrize("name", ["CIFAR10", "CIFAR100"])

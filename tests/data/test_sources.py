@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits
 from patchloom import PatchloomError
 from patchloom.data.decoding import UnreadableImage, decode
 from patchloom.data.scan import find_unreadable
-from patchloom.data.sources import Item, Source, open_source, split_source
+from patchloom.data.sources import Item, Source, Splits, open_source, split_source
 
 DIGITS = np.round(load_digits().images * (255 / 16)).astype(np.uint8)
 
@@ -493,3 +493,71 @@ def test_a_folder_that_may_not_be_read_is_named(tmp_path: Path) -> None:
             open_source(tmp_path)
     finally:
         (tmp_path / "bee").chmod(0o700)
+
+
+# --- splits on request
+
+
+def three_splits(root: Path, form: str) -> str:
+    """Six images of two classes: 3 to train on, 1 of val, 2 of test."""
+    places = ["train/ant/0", "train/bee/0", "train/bee/1", "val/ant/0", "test/ant/0", "test/bee/0"]
+    for place in places:
+        path = root / f"{place}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (4, 4)).save(path)
+    if form == "folder":
+        return str(root)
+    rows = [f"{place}.png,{place.split('/')[1]},{place.split('/')[0]}" for place in places]
+    (root / "list.csv").write_text("\n".join(["path,label,split", *rows]) + "\n")
+    return str(root / "list.csv")
+
+
+@pytest.mark.parametrize("form", ["folder", "manifest"])
+@pytest.mark.parametrize(
+    ("train", "test", "counts", "names"),
+    [
+        (None, None, (3, 1), ("train", "val")),
+        ("train+val", None, (4, 2), ("train+val", "test")),
+        ("train", "val+test", (3, 3), ("train", "val+test")),
+        (None, "validation", (3, 1), ("train", "val")),
+        ("test", "train", (2, 3), ("test", "train")),
+    ],
+)
+def test_splits_are_chosen_by_name(
+    form: str, train: str | None, test: str | None, counts: object, names: object, tmp_path: Path
+) -> None:
+    source = open_source(three_splits(tmp_path, form))
+    split = split_source(source, Splits(train, test))
+    assert (len(split.train), len(split.held_out)) == counts
+    assert (split.train_name, split.test_name) == names
+    assert not {item.key for item in split.train} & {item.key for item in split.held_out}
+    assert split_source(source, Splits(split.train_name, split.test_name)) == split
+
+
+def test_an_unknown_split_is_refused_with_those_there_are(tmp_path: Path) -> None:
+    source = open_source(three_splits(tmp_path, "folder"))
+    for asked in (Splits("training"), Splits("train+extra"), Splits(None, "dev")):
+        with pytest.raises(PatchloomError, match=r"no split '(training|extra|dev)'; it has train, val, test"):
+            split_source(source, asked)
+    with pytest.raises(PatchloomError, match="trained on and tested on"):
+        split_source(source, Splits("train+val", "val"))
+
+
+def test_a_share_of_each_class_is_held_out_or_none(tmp_path: Path) -> None:
+    source = open_source(folder(tmp_path, ant=10, bee=20))
+    tenth = split_source(source, Splits(hold_out="0.1"))
+    assert sorted(item.label for item in tenth.held_out) == [0, 1, 1]
+    assert len(tenth.train) == 27
+    assert split_source(source, Splits(hold_out=0.2)).held_out == split_source(source).held_out
+    everything = split_source(source, Splits(hold_out="none"))
+    assert (len(everything.train), everything.held_out) == (30, [])
+    for wrong in ("some", "1", "-0.1", 1.5, "0", "nan"):
+        with pytest.raises(PatchloomError, match="--hold-out is none or a fraction"):
+            Splits(hold_out=wrong)
+    with pytest.raises(PatchloomError, match="which"):
+        Splits(test="val", hold_out=0.1)
+
+
+def test_data_with_a_validation_split_holds_out_nothing_else(tmp_path: Path) -> None:
+    with pytest.raises(PatchloomError, match="has its own split val"):
+        split_source(open_source(three_splits(tmp_path, "folder")), Splits(hold_out="none"))

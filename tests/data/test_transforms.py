@@ -125,3 +125,33 @@ def test_seeds_differ_for_near_inputs() -> None:
         first = random.random(), np.random.random(), torch.rand(1).item()
     with seeded_globals(5):
         assert (random.random(), np.random.random(), torch.rand(1).item()) == first
+
+
+@pytest.mark.parametrize("native_pixels", [True, False])
+def test_the_padded_crop_is_a_window_of_the_image_in_black(
+    native_pixels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not native_pixels:
+        monkeypatch.setattr("patchloom.data.native.available", lambda: False)
+    pixels = np.random.default_rng(0).integers(1, 256, (32, 32, 3), np.uint8)
+    padded = np.pad(pixels, ((4, 4), (4, 4), (0, 0)))
+    windows = {padded[y : y + 32, x : x + 32].tobytes() for y in range(9) for x in range(9)}
+    augment = Augment(crop="pad", flip=0)
+    seen = {augment(Image.fromarray(pixels), (32, 32), seed).tobytes() for seed in range(800)}
+    assert seen <= windows
+    assert len(seen) > 75
+
+
+def test_src_axis_moves_along_x_only() -> None:
+    rows = np.broadcast_to(np.arange(64, dtype=np.uint8)[:, None, None], (64, 64, 3)).copy()
+    assert len({Augment(crop="src_axis", flip=0)(Image.fromarray(rows), (64, 64), s).tobytes() for s in range(40)}) == 1
+    across = Image.fromarray(rows.transpose(1, 0, 2).copy())
+    assert len({Augment(crop="src_axis", flip=0)(across, (64, 64), s).tobytes() for s in range(200)}) == 9
+
+
+@pytest.mark.parametrize("names", [("gray",), ("blur",), ("solarize", "gray")])
+def test_three_augment_draws_from_the_named_parts_only(names: tuple[str, ...]) -> None:
+    image = photo(32, 32)
+    results = [np.asarray(one_of_three(image.copy(), random.Random(seed), names)) for seed in range(30)]
+    grey = sum(bool((result[..., 0] == result[..., 2]).all()) for result in results)
+    assert (grey == 30) if names == ("gray",) else (grey == 0) if names == ("blur",) else (5 < grey < 25)

@@ -17,7 +17,8 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
     parser.add_argument("data", metavar="DATA", nargs="?", help="labelled images, as for training")
     parser.add_argument("--labels", help="the label column of a CSV manifest")
     parser.add_argument(
-        "--split", choices=["train", "val", "test", "all"], help="default: val, test, or the held-out fifth"
+        "--split",
+        help="train, val, test, several as train+val, or all; default: what the run held out, or val, or test",
     )
     parser.add_argument("--crop-ratio", type=float, help="share of the resized image that the test crop covers")
     parser.add_argument("--resolution", type=int, help="another image size")

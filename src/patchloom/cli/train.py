@@ -78,6 +78,11 @@ def _run_options() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(add_help=False)
     options.add_argument("--out", required=True, help="the run folder")
     options.add_argument("--labels", help="the label column of a CSV manifest")
+    options.add_argument("--train-split", metavar="SPLIT", help="train on this split, or several: train+val")
+    options.add_argument("--test-split", metavar="SPLIT", help="hold out this split; default: val, or else test")
+    options.add_argument(
+        "--hold-out", metavar="none|FRACTION", help="of data without a validation split (default: 0.2)"
+    )
     options.add_argument("--strict", action="store_true", help="unreadable files are an error, not skipped")
     options.add_argument("--plan", action="store_true", help="say what would be done and how long it takes, and stop")
     options.add_argument("--log", choices=["wandb"], help="also log there")
@@ -136,17 +141,19 @@ def _finish(options: argparse.Namespace) -> Any:
 
 
 def _job(options: argparse.Namespace) -> Any:
+    from patchloom.data.sources import Splits
     from patchloom.errors import PatchloomError
     from patchloom.recipes.changes import parse_words
     from patchloom.tasks.job import plan_job
     from patchloom.tasks.train import plan_finetune
 
     start, teaching = getattr(options, "start", None), _teaching(options)
+    splits = Splits(options.train_split, options.test_split, options.hold_out)
     changes, model_options = parse_words(options.settings, () if start is None else ("mean", "std"))
     if start is None:
         return plan_job(
             options.data, options.model, options.recipe, changes, model_options, options.labels,
-            teaching=teaching, scales_from=getattr(options, "scales_from", None),
+            teaching=teaching, scales_from=getattr(options, "scales_from", None), splits=splits,
         )  # fmt: skip
     asked = options.resolution
     if asked is not None and changes.setdefault("resolution", asked) != asked:
@@ -155,6 +162,7 @@ def _job(options: argparse.Namespace) -> Any:
     return plan_finetune(
         start, options.data, options.recipe, changes, model_options,
         tune=options.tune, delta=options.delta, mean=mean, std=std, teaching=teaching, labels=options.labels,
+        splits=splits,
     )  # fmt: skip
 
 

@@ -21,7 +21,18 @@ from typing import Any
 
 from patchloom.data.decoding import EXTENSIONS, UnreadableImage
 from patchloom.data.manifest import label_column
-from patchloom.data.sources import SPLIT_NAMES, ArraySource, FileSource, Item, Rows, Source, class_notes, label_by_name
+from patchloom.data.sources import (
+    SPLIT_NAMES,
+    ArraySource,
+    FileSource,
+    Item,
+    Rows,
+    Source,
+    Splits,
+    class_notes,
+    count,
+    label_by_name,
+)
 from patchloom.errors import PatchloomError, did_you_mean
 
 
@@ -65,6 +76,24 @@ _TORCHVISION: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
+# the papers transfer to Flowers-102 from train + val, 2,040 images, and test on 6,149 (thesis Table 2.3)
+_TRANSFER = {"Flowers102": ("train+val", "test")}
+
+
+def official_splits(where: str, recipe: str, asked: Splits) -> Splits:
+    """What is asked for; for the rest, what a transfer recipe takes of this data, if that is not the usual split."""
+    prefix, _, rest = where.partition(":")
+    usual = _TRANSFER.get(rest.partition(":")[0]) if prefix == "torchvision" else None
+    if usual is None or not recipe.startswith(("transfer_", "grafit_transfer")):
+        return asked
+    test = asked.test or (usual[1] if asked.hold_out is None else None)
+    others = [name for name in usual[0].split("+") if name not in (test or "").split("+")]
+    train = asked.train or "+".join(others) or None
+    if train and test and asked.test is None and test in train.split("+"):
+        test = None  # what remains is chosen as usual
+    return Splits(train, test, asked.hold_out)
+
+
 def _open_torchvision(rest: str, labels: str | None) -> Source:
     name, _, folder = rest.partition(":")
     where = f"torchvision:{rest}"
@@ -86,7 +115,10 @@ def _open_torchvision(rest: str, labels: str | None) -> Source:
                 f"torchvision cannot open {name} in {folder}: {error}. patchloom downloads nothing; "
                 f"put the set's files there first."
             ) from error
-    return _from_arrays(where, opened) if name.startswith("CIFAR") else _from_files(where, root, opened)
+    if name.startswith("CIFAR"):
+        return _from_arrays(where, opened)
+    source = _from_files(where, root, opened)
+    return _as_annotated(source, root) if name == "INaturalist" and "all" in source.splits else source
 
 
 def _options(name: str) -> dict[str, Any]:
@@ -113,6 +145,45 @@ def _inaturalist_splits(root: Path) -> dict[str, dict[str, Any]]:
     return next(({"all": {"version": year}} for year in years if (root / year).is_dir()), {})
 
 
+def _as_annotated(source: FileSource, root: Path) -> FileSource:
+    """iNaturalist 2017 to 2019 with the split of its own annotations, train2018.json and val2018.json, if there."""
+    year = source.splits["all"][0].key.partition("/")[0]
+    files = {split: _annotations(root, year, split) for split in ("train", "val")}
+    missing = [f"{split}{year}.json" for split, file in files.items() if file is None]
+    if len(missing) == 2:
+        source.notes.append(f"{' and '.join(missing)} are not in {root}: the official split is not known.")
+        return source
+    if missing:
+        raise PatchloomError(f"{root} lacks {missing[0]}: the official split needs the annotations of train and val.")
+    inside = {item.key.partition("/")[2]: item for item in source.splits["all"]}
+    splits: dict[str, list[Item]] = {}
+    for split, file in files.items():
+        assert file is not None
+        names = _annotated_files(file)
+        splits[split] = sorted((inside[name] for name in names if name in inside), key=lambda item: item.key)
+        if not splits[split]:
+            raise PatchloomError(f"{file} names no image that is in {root / year}.")
+        if absent := len(names) - len(splits[split]):
+            source.notes.append(f"{count(absent, 'image')} of {file.name} not in {root / year}.")
+    if unnamed := len(inside) - sum(map(len, splits.values())):
+        source.notes.append(f"{count(unnamed, 'image')} without an annotation left aside.")
+    source.splits = splits
+    return source
+
+
+def _annotations(root: Path, year: str, split: str) -> Path | None:
+    name = f"{split}{year}.json"
+    return next((file for file in (root / name, root / year / name) if file.is_file()), None)
+
+
+def _annotated_files(file: Path) -> set[str]:
+    """The files of an annotation, without their first folder: train_val2018/Aves/1/a.jpg is 2018/Aves/1/a.jpg here."""
+    try:
+        return {str(entry["file_name"]).partition("/")[2] for entry in json.loads(file.read_text())["images"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise PatchloomError(f"{file} cannot be read as annotations of iNaturalist: {error!r}.") from error
+
+
 def _from_arrays(where: str, opened: dict[str, Any]) -> Source:
     class_names = next(iter(opened.values())).classes
     splits = {
@@ -122,7 +193,7 @@ def _from_arrays(where: str, opened: dict[str, Any]) -> Source:
     return ArraySource({split: data.data for split, data in opened.items()}, where, class_names, splits)
 
 
-def _from_files(where: str, root: Path, opened: dict[str, Any]) -> Source:
+def _from_files(where: str, root: Path, opened: dict[str, Any]) -> FileSource:
     found: dict[str, list[tuple[str, str]]] = {}
     for split, data in opened.items():
         names = _class_names(data)

@@ -11,7 +11,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from patchloom.data.sources import Source, Split, split_source
+from patchloom.data.sources import Split, split_source
 from patchloom.errors import PatchloomError
 from patchloom.models.network import Network
 from patchloom.models.registry import build
@@ -51,12 +51,13 @@ def carry_out(
     check_free(out)
     check_log(log)
     source, split, bad = open_data(job, console, processes, strict)
+    job = dataclasses.replace(job, splits=dataclasses.replace(job.splits, train=split.train_name, test=split.test_name))
     task = make_task(job, source, split, processes, console)
     run = Run(Path(out), {**job.settings(), "log": log})
     loop = Loop(task, job.recipe, run, processes, console)  # before anything is written: it refuses what cannot be
     processes.wait()
     if processes.first:
-        run.create({"data": _about_data(job, source, split, bad), "teachers": _about_teachers(task)})
+        run.create({"data": _about_data(job, split, bad), "teachers": _about_teachers(task)})
     return _go_on(run, job, task, loop)
 
 
@@ -79,7 +80,7 @@ def resume(folder: str | PathLike[str], console: Console | None = None, more_epo
         )
     source = source_of(job).without(environment["data"].get("skipped", {}))
     begun = bool(kept_checkpoints(run.checkpoints.folder))
-    task = make_task(job, source, split_source(source), processes, console, begin=not begun)
+    task = make_task(job, source, split_source(source, job.splits), processes, console, begin=not begun)
     if environment.get("teachers", []) != _about_teachers(task):
         raise PatchloomError(f"A teacher has changed since {run.folder} began: exact resuming needs the same.")
     if job.start is not None and job.start.delta:
@@ -102,10 +103,10 @@ def _extended(job: Job, more: int, console: Console) -> Job:
     return dataclasses.replace(job, recipe=job.recipe.replace(epochs=epochs))
 
 
-def _about_data(job: Job, source: Source, split: Split, bad: dict[str, str]) -> dict[str, Any]:
+def _about_data(job: Job, split: Split, bad: dict[str, str]) -> dict[str, Any]:
     """What a run remembers of its data: enough to notice a change, and which images it never saw."""
     about = {"where": job.data, "fingerprint": source_of(job).fingerprint(), "skipped": bad, "split": split.how}
-    if not any(source.splits.get(name) for name in ("val", "test")):
+    if split.test_name is None:
         about["held_out"] = [item.key for item in split.held_out]
     return about
 
@@ -181,7 +182,7 @@ def _newest(run: Run, console: Console) -> tuple[Path | None, str | None]:
 def _finish(run: Run, job: Job, task: Classify, loop: Loop) -> None:
     """The export and the report."""
     trained = loop.average.model if loop.average is not None else loop.network
-    scores, whole = task.scores(trained), whole_tensors(trained)
+    scores, whole = task.scores(trained) if task.split.held_out else None, whole_tensors(trained)
     if not loop.processes.first:
         return
     network = build(trained.config)
@@ -191,7 +192,7 @@ def _finish(run: Run, job: Job, task: Classify, loop: Loop) -> None:
     about = {
         "step": loop.counters.step,
         "weights": kind,
-        "held_out": {key: value for key, value in scores.summary().items() if key != "per_class"},
+        "held_out": {key: value for key, value in scores.summary().items() if key != "per_class"} if scores else None,
         "best": loop.counters.best,
     }
     export_network(run.folder / "export", network, about)

@@ -63,12 +63,12 @@ class Classify:
         return {"loss": torch.stack(per_head).mean(dim=0)}
 
     def evaluate(self, network: Network, after_batch: Callable[[], None]) -> dict[str, Any]:
-        figures: dict[str, Any] = self.scores(network, after_batch).figures()
+        figures: dict[str, Any] = self.scores(network, after_batch).figures() if self.split.held_out else {}
         return figures | {"branch_norms": self._branch_norms(network)} if self.recipe.log_norms else figures
 
     def _branch_norms(self, network: Network) -> dict[str, float]:
-        """On the first held-out images, the same in every process."""
-        items, how = self.split.held_out[:_NORM_IMAGES], self.network.preprocessing
+        """On the first held-out images, or training images where none is held out; the same in every process."""
+        items, how = (self.split.held_out or self.split.train)[:_NORM_IMAGES], self.network.preprocessing
         images, _ = next(iter(test_batches(self.source, range(len(items)), items, how, len(items), 0)))
         return branch_norms(network, normalise(images.to(self.processes.device), how.mean, how.std))
 

@@ -15,7 +15,7 @@ from patchloom.data.images import resize_and_crop
 from patchloom.data.mixing import normalise
 from patchloom.errors import PatchloomError
 from patchloom.tasks.distill import token_cosines, token_parameter_cosine
-from patchloom.tasks.evaluate import held_out_by, open_items, open_model, ready, relabel
+from patchloom.tasks.evaluate import RunSplit, held_out_by, open_items, open_model, ready, relabel
 from patchloom.tasks.figures import new_figure, save_figure
 from patchloom.training.console import Console
 from patchloom.training.evaluation import head_answer, score
@@ -42,8 +42,7 @@ def disagreement(
     """
     if not models:
         raise PatchloomError("Disagreement needs at least one model.")
-    kept = [keys for keys in (held_out_by(model, data) for model in models) if keys is not None]
-    common = set.intersection(*kept) if kept else None
+    common = _common_split([run for run in (held_out_by(model, data) for model in models) if run is not None])
     source, items = open_items(data, labels, split, common, console=console)
     names, decisions = [TRUTH], []
     cosines: dict[str, list[float]] = {}
@@ -69,6 +68,14 @@ def disagreement(
         rates[i, j] = rates[j, i] = float((decisions[i] != decisions[j]).mean())
     agreement = {"names": names, "rates": rates.tolist(), "count": len(items)}
     return agreement | {"cosines": cosines, "parameter_cosines": parameters}
+
+
+def _common_split(runs: Sequence[RunSplit]) -> RunSplit | None:
+    """The images that every run held out, and the test split where they all have the same."""
+    kept = [run.held_out for run in runs if run.held_out is not None]
+    names = {(run.train, run.test) for run in runs}
+    common = frozenset.intersection(*kept) if kept else None
+    return RunSplit(*(names.pop() if len(names) == 1 else (None, None)), common) if runs else None
 
 
 def _cosines(network: Any, source: Any, items: Sequence[Any]) -> list[float]:

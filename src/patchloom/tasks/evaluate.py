@@ -6,7 +6,7 @@ import dataclasses
 import glob
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from patchloom.data.decoding import EXTENSIONS, decode
 from patchloom.data.images import resize_and_crop
 from patchloom.data.mixing import normalise
 from patchloom.data.scan import find_unreadable
-from patchloom.data.sources import Item, Source, Split, open_source, split_source
+from patchloom.data.sources import Item, Source, join_splits, open_source, split_names, split_source
 from patchloom.errors import PatchloomError
 from patchloom.models.fused import fuse
 from patchloom.models.imagenet import CLASSES, imagenet_order
@@ -61,8 +61,8 @@ def scores(
 ) -> Scores:
     """What a model says of every labelled image.
 
-    split        "train", "val", "test" or "all"; by default val (or test) where the data has one, else the fifth that
-                 training holds out
+    split        "train", "val", "test", several as "train+val", or "all"; by default the test split of the run that
+                 the model comes from, else val (or test) where the data has one, else the fifth that training holds out
     crop_ratio   of the test crop; by default the one that travels with the weights
     resolution   another image size: positions and cross-patch matrices are resized
     head         of a distilled network: "class", "distill" or "both", with the fusion "logits" or "softmax"
@@ -105,7 +105,7 @@ def open_items(
     data: str | PathLike[str],
     labels: str | None,
     split: str | None,
-    held_out: Collection[str] | None = None,
+    run: RunSplit | None = None,
     strict: bool = False,
     workers: int = 0,
     console: Console | None = None,
@@ -118,7 +118,7 @@ def open_items(
     )
     if bad:
         report_skipped(bad, console, strict)
-    items, called = choose_items(source.without(bad), split, held_out)
+    items, called = choose_items(source.without(bad), split, run)
     if not items:
         raise PatchloomError(f"{source.where} has no readable image in {called}.")
     console.say(f"{len(items)} images: {called}.")
@@ -136,41 +136,65 @@ def open_model(model: Model, resolution: int | None = None, base: Model | None =
     return network.to("cuda" if torch.cuda.is_available() else "cpu").eval()
 
 
-def choose_items(source: Source, split: str | None, held_out: Collection[str] | None = None) -> tuple[list[Item], str]:
-    """The images of a split, by default those held out, and how they are called. `held_out`: the keys that a run held
-    out of data without a split of its own."""
+@dataclasses.dataclass(frozen=True)
+class RunSplit:
+    """What a run trained on and held out: names of splits, and the images where it chose them itself."""
+
+    train: str | None = None
+    test: str | None = None
+    held_out: frozenset[str] | None = None
+
+    def in_data(self, source: Source) -> bool:
+        """Whether the data has the splits by name."""
+        names = f"{self.train}+{self.test}".split("+")
+        return self.test is not None and all(source.splits.get(name) for name in names)
+
+
+def choose_items(source: Source, split: str | None, run: RunSplit | None = None) -> tuple[list[Item], str]:
+    """The images of a split, by default those that the run, or training, holds out, and how they are called."""
     if split == "all":
         return source.items(), "all images"
-    own = [name for name in ("val", "test") if source.splits.get(name)]
+    if split is None and run is not None and run.test is not None and run.in_data(source):
+        return join_splits(source, run.test.split("+")), f"the run's test split {run.test}"
+    held_out = run.held_out if run is not None else None
+    own = [name for name in ("val", "test") if source.splits.get(name)] if held_out is None else []
     if split is None and own:
         return source.splits[own[0]], f"the split {own[0]}"
-    if split in source.splits:
-        return source.splits[split], f"the split {split}"
-    if not own and split in ("train", "val", None):
-        parts = split_source(source)
-        if held_out is not None:
-            everything = [*parts.train, *parts.held_out]
-            parts = Split(
-                [item for item in everything if item.key not in held_out],
-                [item for item in everything if item.key in held_out],
-                parts.how,
-            )
-        who = "the fifth that training would hold out" if held_out is None else "what the run held out"
-        if split == "train":
-            return parts.train, f"all but {who}"
-        return parts.held_out, f"{who} of data without a split; --split all takes every image"
-    raise PatchloomError(f"{source.where} has no split {split or 'val'!r}; it has {', '.join(source.splits)}.")
+    if split in (None, "train", "val") and not own and (held_out is not None or split not in source.splits):
+        return _chosen_by_training(source, split, run)
+    return join_splits(source, split_names(source, split or "val")), f"the split {split}"
 
 
-def held_out_by(model: Model, data: str | PathLike[str]) -> set[str] | None:
-    """The images that a run held out, where the model comes from its folder and it was trained on this data."""
+def _chosen_by_training(source: Source, split: str | None, run: RunSplit | None) -> tuple[list[Item], str]:
+    """The images that were, or would be, held out of data without a split to measure on; or all but those."""
+    if run is None or run.held_out is None:
+        parts, who = split_source(source), "the fifth that training would hold out"
+        train, held_out = parts.train, parts.held_out
+    else:
+        keys, who = run.held_out, "what the run held out"
+        named = run.train if run.train and all(source.splits.get(name) for name in run.train.split("+")) else None
+        everything = join_splits(source, split_names(source, named or ("train" if "train" in source.splits else "all")))
+        train = [item for item in everything if item.key not in keys]
+        held_out = [item for item in everything if item.key in keys]
+        if not keys and split != "train":
+            raise PatchloomError(f"The run held out no image of {source.where}: --split all takes every image.")
+    if split == "train":
+        return train, f"all but {who}"
+    return held_out, f"{who} of data without a split; --split all takes every image"
+
+
+def held_out_by(model: Model, data: str | PathLike[str]) -> RunSplit | None:
+    """The splits of a run where the model comes from its folder, and the images that it held out of this data."""
     if isinstance(model, Network):
         return None
     place = Path(model).resolve()
     for folder in (place, *place.parents[:2]):  # the run, its export or checkpoints, a file in them
         try:
-            about = Run.open(folder).about()["data"]
-            return set(about["held_out"]) if os.path.realpath(about["where"]) == os.path.realpath(data) else None
+            run = Run.open(folder)
+            about, settings = run.about()["data"], run.settings
+            same = os.path.realpath(about["where"]) == os.path.realpath(data)
+            held_out = frozenset(about["held_out"]) if same and "held_out" in about else None
+            return RunSplit(settings.get("train_split"), settings.get("test_split"), held_out)
         except (PatchloomError, OSError, KeyError):
             continue
     return None

@@ -9,6 +9,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
+from patchloom.data.archives import official_splits
+from patchloom.data.sources import Splits
 from patchloom.errors import PatchloomError
 from patchloom.models.config import Config
 from patchloom.models.preprocessing import Preprocessing
@@ -96,6 +98,7 @@ class Job:
     start: Start | None = None
     teaching: Teaching | None = None
     scales_from: str | None = None  # whose learned scales a fresh network begins with
+    splits: Splits = dataclasses.field(default_factory=Splits)
 
     @property
     def task(self) -> str:
@@ -106,6 +109,9 @@ class Job:
             "task": self.task,
             "data": self.data,
             "labels": self.labels,
+            "train_split": self.splits.train,
+            "test_split": self.splits.test,
+            "hold_out": self.splits.hold_out,
             "model": self.config.to_json(),
             "model_options": self.options,
             "start": self.start and dataclasses.asdict(self.start),
@@ -116,7 +122,7 @@ class Job:
 
     @classmethod
     def from_settings(cls, values: Mapping[str, Any]) -> Job:
-        known = {field.name for field in dataclasses.fields(Recipe)}
+        known = {item.name for item in dataclasses.fields(Recipe)}
         fields = {key: value for key, value in _as_now(values).items() if key in known}
         start, teaching = values.get("start"), values.get("teaching")
         return cls(
@@ -128,6 +134,7 @@ class Job:
             start=start and Start.from_json(start),
             teaching=teaching and Teaching.from_json(teaching),
             scales_from=values.get("scales_from"),
+            splits=Splits(values.get("train_split"), values.get("test_split"), values.get("hold_out")),
         )
 
     def network_config(self, num_classes: int) -> Config:
@@ -160,6 +167,7 @@ def plan_job(
     start: Start | None = None,
     teaching: Teaching | None = None,
     scales_from: str | PathLike[str] | None = None,
+    splits: Splits | None = None,
 ) -> Job:
     """Resolve names and changes; nothing is read or written."""
     config = find_config(model) if isinstance(model, str) else model
@@ -193,7 +201,8 @@ def plan_job(
             f"{resolved.name} is made for weights that are trained already; here the network starts at random."
         )
     scales = None if scales_from is None else place(scales_from)
-    return Job(place(data), labels, config, options, resolved, tuple(notes), start, teaching, scales)
+    chosen_splits = official_splits(str(data), resolved.name, splits or Splits())
+    return Job(place(data), labels, config, options, resolved, tuple(notes), start, teaching, scales, chosen_splits)
 
 
 def _default_how(config: Config, options: Mapping[str, Any], start: Start | None) -> How:

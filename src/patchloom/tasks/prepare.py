@@ -55,7 +55,7 @@ def open_data(
     for name, items in source.splits.items():
         if items and not usable.splits[name]:
             raise PatchloomError(f"No image of {job.data} in its split {name!r} can be read.")
-    split = split_source(usable)
+    split = split_source(usable, job.splits)
     for note in getattr(source, "notes", ()):
         console.say(note)
     console.say(

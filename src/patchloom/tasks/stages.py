@@ -41,12 +41,13 @@ class Finish:
         config = low.network_config(low.config.num_classes)
         recipe = find_recipe(self.recipe or finetuning_recipe(config.family, True, images), config)
         fitting = keep_scales(recipe)  # those of the first stage
-        job = plan_job(low.data, config, fitting, self._settings(low), {}, low.labels)
+        job = plan_job(low.data, config, fitting, self._settings(low), {}, low.labels, splits=low.splits)
         return dataclasses.replace(job, notes=())
 
     def job(self, low: Job, weights: Path) -> Job:
         """The second stage, from the weights of the first."""
-        return plan_finetune(weights, low.data, self.recipe, self._settings(low), {}, labels=low.labels)
+        settings = self._settings(low)
+        return plan_finetune(weights, low.data, self.recipe, settings, {}, labels=low.labels, splits=low.splits)
 
     def _settings(self, low: Job) -> dict[str, Any]:
         kept = {name: getattr(low.recipe, name) for name in ("seed", "workers", "checkpoint_every", "shard")}

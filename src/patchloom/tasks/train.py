@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from os import PathLike
 from typing import Any
 
-from patchloom.data.sources import open_source
+from patchloom.data.sources import Splits, open_source
 from patchloom.errors import PatchloomError
 from patchloom.models.roles import TUNINGS, tuned_parameters
 from patchloom.recipes.recipe import Recipe
@@ -36,6 +36,9 @@ def train(
     out: Place,
     labels: str | None = None,
     scales_from: Place | None = None,
+    train_split: str | None = None,
+    test_split: str | None = None,
+    hold_out: float | str | None = None,
     model_options: Mapping[str, Any] | None = None,
     strict: bool = False,
     log: str | None = None,
@@ -47,12 +50,16 @@ def train(
     data            class folders, a CSV manifest, "digits", ... (docs/data.md)
     recipe          a recipe's name, such as "cait@small", or a Recipe
     log             "wandb" for a copy of the log there; TensorBoard has one where it is installed
+    train_split     and test_split: splits of the data, several joined as "train+val"; by default the data's own
+    hold_out        for data without a validation split: the share of each class that is held out, or "none"
     out             the run folder; one that holds a run is refused
     scales_from     a model whose learned residual scales the fresh network begins with; with the model option
                     scale_trainable=False they stay fixed (thesis 3.5.3)
     model_options   fields of the model's config; further keywords are fields of the recipe (epochs=10)
     """
-    job = plan_job(data, model, recipe, changes, model_options or {}, labels, scales_from=scales_from)
+    splits = Splits(train_split, test_split, hold_out)
+    options = model_options or {}
+    job = plan_job(data, model, recipe, changes, options, labels, scales_from=scales_from, splits=splits)
     return carry_out(job, out, strict=strict, log=log, console=console)
 
 
@@ -65,6 +72,9 @@ def distill(
     out: Place,
     how: How | None = None,
     labels: str | None = None,
+    train_split: str | None = None,
+    test_split: str | None = None,
+    hold_out: float | str | None = None,
     model_options: Mapping[str, Any] | None = None,
     strict: bool = False,
     log: str | None = None,
@@ -81,7 +91,9 @@ def distill(
     The others are those of `train`.
     """
     taught = make_teaching(teacher, how, **(teaching or {}))
-    job = plan_job(data, model, recipe, changes, model_options or {}, labels, teaching=taught)
+    splits = Splits(train_split, test_split, hold_out)
+    options = model_options or {}
+    job = plan_job(data, model, recipe, changes, options, labels, teaching=taught, splits=splits)
     return carry_out(job, out, strict=strict, log=log, console=console)
 
 
@@ -97,6 +109,9 @@ def finetune(
     std: tuple[float, ...] | None = None,
     teaching: Teaching | None = None,
     labels: str | None = None,
+    train_split: str | None = None,
+    test_split: str | None = None,
+    hold_out: float | str | None = None,
     model_options: Mapping[str, Any] | None = None,
     strict: bool = False,
     log: str | None = None,
@@ -118,6 +133,7 @@ def finetune(
     job = plan_finetune(
         weights, data, recipe, changes, model_options or {},
         tune=tune, delta=delta, mean=mean, std=std, teaching=teaching, labels=labels,
+        splits=Splits(train_split, test_split, hold_out),
     )  # fmt: skip
     return carry_out(job, out, strict=strict, log=log, console=console)
 
@@ -140,6 +156,7 @@ def plan_finetune(
     std: tuple[float, ...] | None = None,
     teaching: Teaching | None = None,
     labels: str | None = None,
+    splits: Splits | None = None,
 ) -> Job:
     """The job of a fine-tuning: nothing is written, but the weights and the list of images are read."""
     source = open_source(data, labels)
@@ -166,7 +183,7 @@ def plan_finetune(
     chosen = recipe or finetuning_recipe(network.config.family, same_classes, len(source.items()), per_class)
     if recipe is None:
         notes.append(f"The recipe is {chosen}; --recipe takes another.")
-    job = plan_job(data, network.config, chosen, changes, own, labels, start, teaching)
+    job = plan_job(data, network.config, chosen, changes, own, labels, start, teaching, splits=splits)
     assert job.start is not None
     tuned_parameters(network, job.start.tune)  # refuses what the network does not have
     return dataclasses.replace(job, notes=(*notes, *job.notes))

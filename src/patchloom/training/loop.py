@@ -317,7 +317,8 @@ class Loop:
                 f"already. Try a smaller lr, more warmup_epochs, clip_grad=1, or precision=float32."
             )
         counters.loss_sum, counters.loss_images, counters.evaluated = 0.0, 0, counters.step
-        metric = record[f"ema_{self.task.metric}" if self.average else self.task.metric]
+        # without held-out images there is no metric, and the newest checkpoint is the best
+        metric = record.get(f"ema_{self.task.metric}" if self.average else self.task.metric, float(counters.step))
         improved = metric > counters.best.get("value", -math.inf)
         if improved:
             counters.best = {"value": metric, "step": counters.step}

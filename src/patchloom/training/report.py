@@ -20,15 +20,13 @@ from patchloom.training.run import Run, write_text
 MISTAKES = 24
 
 
-def write_report(run: Run, source: Source, items: Sequence[Item], scores: Scores, network: Network) -> None:
-    """Write the report of a finished run."""
+def write_report(run: Run, source: Source, items: Sequence[Item], scores: Scores | None, network: Network) -> None:
+    """Write the report of a finished run; without held-out images there are no scores."""
     records = [row for row in run.records() if row.get("event") == "epoch"]
     parts = [
         _headline(run, scores, network, records),
         _section("Curves", _curves(records)),
-        _section("Confusion", _confusion(scores)),
-        _section("Classes", _classes(scores)),
-        _section("The surest mistakes", _mistakes(source, items, scores)),
+        *(_judged(source, items, scores) if scores else ()),
         _section("Recipe", _recipe(run.settings)),
     ]
     style = (files("patchloom.training") / "report.css").read_text()
@@ -40,28 +38,42 @@ def write_report(run: Run, source: Source, items: Sequence[Item], scores: Scores
     write_text(run.folder / "report.html", page)
 
 
+def _judged(source: Source, items: Sequence[Item], scores: Scores) -> list[str]:
+    return [
+        _section("Confusion", _confusion(scores)),
+        _section("Classes", _classes(scores)),
+        _section("The surest mistakes", _mistakes(source, items, scores)),
+    ]
+
+
 def _section(title: str, body: str) -> str:
     return f"<h2>{escape(title)}</h2>{body}"
 
 
-def _headline(run: Run, scores: Scores, network: Network, records: list[dict[str, Any]]) -> str:
-    summary, cost = scores.summary(), complexity(network)
-    shown = [
-        (f"{summary['top1']:.2%}", "top-1 on held-out images"),
-        (f"{summary['top5']:.2%}", "top-5"),
-        (f"{summary['loss']:.4f}", "cross-entropy"),
-        (f"{summary['ece']:.2%}", "calibration error"),
-        (f"{summary['count']}", "held-out images"),
-    ]
+def _headline(run: Run, scores: Scores | None, network: Network, records: list[dict[str, Any]]) -> str:
+    summary, cost = scores.summary() if scores else None, complexity(network)
+    shown = (
+        []
+        if summary is None
+        else [
+            (f"{summary['top1']:.2%}", "top-1 on held-out images"),
+            (f"{summary['top5']:.2%}", "top-5"),
+            (f"{summary['loss']:.4f}", "cross-entropy"),
+            (f"{summary['ece']:.2%}", "calibration error"),
+            (f"{summary['count']}", "held-out images"),
+        ]
+    )
     cells = "".join(f"<div><b>{value}</b><span class=soft>{name}</span></div>" for value, name in shown)
-    averaged = bool(records) and "ema_top1" in records[-1]
-    best = max((row.get("ema_top1", row["top1"]) for row in records), default=summary["top1"])
+    judged = "No image was held out."
+    if summary is not None:
+        best = max((row.get("ema_top1", row["top1"]) for row in records), default=summary["top1"])
+        kind = "averaged" if records and "ema_top1" in records[-1] else "raw"
+        judged = f"The figures are those of the {kind} weights after the last epoch; the best epoch had {best:.2%}."
     return (
         f"<h1>{escape(network.config.name)} on {escape(str(run.settings['data']))}</h1><div class=figures>{cells}</div>"
         f"<p class=soft>Recipe {escape(run.settings['recipe_name'])}, {run.settings['epochs']} epochs; "
         f"{cost.params / 1e6:.2f} million parameters, {cost.macs / 1e6:.0f} million MACs at "
-        f"{network.config.img_size[0]} x {network.config.img_size[1]} pixels. The figures are those of the "
-        f"{'averaged' if averaged else 'raw'} weights after the last epoch; the best epoch had {best:.2%}.</p>"
+        f"{network.config.img_size[0]} x {network.config.img_size[1]} pixels. {judged}</p>"
     )
 
 
@@ -82,6 +94,8 @@ def _chart(title: str, lines: dict[str, str], records: list[dict[str, Any]]) -> 
     found = {name: [(row["epoch"], row[key]) for row in records if key in row] for name, key in lines.items()}
     found = {name: points for name, points in found.items() if points}
     values = [value for points in found.values() for _, value in points if np.isfinite(value)]
+    if not values:
+        return ""
     low, high = min(values), max(values)
     spread, epochs = (high - low) or 1.0, max(records[-1]["epoch"] - records[0]["epoch"], 1)
 
