@@ -170,47 +170,52 @@ def plan_job(
     splits: Splits | None = None,
 ) -> Job:
     """Resolve names and changes; nothing is read or written."""
-    config = find_config(model) if isinstance(model, str) else model
-    if teaching and teaching.how is None:
-        teaching = dataclasses.replace(teaching, how=_default_how(config, options, start))
-    if teaching and teaching.how == "token":
-        if options.get("distilled") is False:
-            raise PatchloomError("--how token needs a distillation token: leave model.distilled=false away.")
-        options = {**options, "distilled": True}
-    options = dict(options)
-    shape = {name: value for name, value in options.items() if name in ("dim", "depth")}
-    chosen = find_recipe(recipe, config.replace(**shape)) if isinstance(recipe, str) else recipe
-    if chosen.resolution is not None and config.img_size[0] < 224 and "resolution" not in changes:
-        chosen = chosen.replace(resolution=None)  # a model for small images keeps its size
-    if start is not None:
-        chosen = keep_scales(chosen)
+    config, options = find_config(model) if isinstance(model, str) else model, dict(options)
+    if teaching:
+        teaching = _resolve_teaching(teaching, config, options, start)
+        options |= {"distilled": True} if teaching.how == "token" else {}
     if options.get("scale_form") == "published":  # ReZero, SkipInit, Fixup and T-Fixup leave out the warm-up too
         changes = {"warmup_epochs": 0.0, **changes}
-    resolved, notes = apply_changes(chosen, changes, config.replace(**shape))
+    resolved, notes = _resolve_recipe(recipe, config, options, changes, start is not None)
     if start is not None:
         start = dataclasses.replace(start, tune=resolved.tune)
-    elif changes.get("tune", "all") != "all":
-        raise PatchloomError(f"tune={resolved.tune} is for `finetune`: a fresh network trains all of its parameters.")
-    else:
-        resolved = resolved.replace(tune="all")
-    parse_interval(resolved.checkpoint_every)
     network = network_config(config, resolved, 2, options)  # refuses what cannot be built
     resolved = as_built(resolved, network, changes, start is not None)
-    if start is None and ("finetune" in resolved.name or "_to_1k" in resolved.name):
-        notes.append(
-            f"{resolved.name} is made for weights that are trained already; here the network starts at random."
-        )
     scales = None if scales_from is None else place(scales_from)
     chosen_splits = official_splits(str(data), resolved.name, splits or Splits())
     return Job(place(data), labels, config, options, resolved, tuple(notes), start, teaching, scales, chosen_splits)
 
 
-def _default_how(config: Config, options: Mapping[str, Any], start: Start | None) -> How:
-    """DeiT distils through its token (thesis 3.3); CaiT (supplement A.3), ResMLP and the others from hard labels."""
-    distilled = options.get(
-        "distilled", getattr(config, "distilled", False) or (start is None and config.family == "deit")
-    )
-    return "token" if distilled else "hard"
+def _resolve_recipe(
+    recipe: str | Recipe, config: Config, options: Mapping[str, Any], changes: Mapping[str, Any], trained: bool
+) -> tuple[Recipe, list[str]]:
+    """The recipe for a model of this size, with changes; `trained`: for weights, whose scales stay what they are."""
+    sized = config.replace(**{name: options[name] for name in ("dim", "depth", "branches") if name in options})
+    chosen = find_recipe(recipe, sized) if isinstance(recipe, str) else recipe
+    if chosen.resolution is not None and config.img_size[0] < 224 and "resolution" not in changes:
+        chosen = chosen.replace(resolution=None)  # a model for small images keeps its size
+    resolved, notes = apply_changes(keep_scales(chosen) if trained else chosen, changes, sized)
+    parse_interval(resolved.checkpoint_every)
+    if trained:
+        return resolved, notes
+    if changes.get("tune", "all") != "all":
+        raise PatchloomError(f"tune={resolved.tune} is for `finetune`: a fresh network trains all of its parameters.")
+    if "finetune" in resolved.name or "_to_1k" in resolved.name:
+        notes.append(
+            f"{resolved.name} is made for weights that are trained already; here the network starts at random."
+        )
+    return resolved.replace(tune="all"), notes
+
+
+def _resolve_teaching(teaching: Teaching, config: Config, options: Mapping[str, Any], start: Start | None) -> Teaching:
+    """With the method: by default DeiT distils through its token (thesis 3.3), CaiT (supplement A.3), ResMLP and the
+    others from hard labels."""
+    if teaching.how is None:
+        own = getattr(config, "distilled", False) or (start is None and config.family == "deit")
+        teaching = dataclasses.replace(teaching, how="token" if options.get("distilled", own) else "hard")
+    if teaching.how == "token" and options.get("distilled") is False:
+        raise PatchloomError("--how token needs a distillation token: leave model.distilled=false away.")
+    return teaching
 
 
 def place(source: str | PathLike[str]) -> str:
