@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +17,12 @@ from sklearn.preprocessing import StandardScaler
 
 import patchloom
 from patchloom import PatchloomError
+from patchloom.cli.main import main
 from patchloom.data.images import resize_and_crop
+from patchloom.data.sources import open_source
 from patchloom.tasks.compare import disagreement, disagreement_text, draw_disagreement
 from patchloom.tasks.evaluate import open_items, scores
-from patchloom.tasks.probe import _knn, _linear, probe
+from patchloom.tasks.probe import _knn, _linear, embeddings, probe
 from patchloom.tasks.teachers import open_teacher
 
 
@@ -82,6 +85,61 @@ def test_a_probe_beats_the_untrained_head(kind: str, models: list[Path]) -> None
     got = probe(models[1], "digits", kind)
     assert (got["count"], got["trained_on"]) == (359, 1438)
     assert got["top1"] > 0.4 > 2 * patchloom.evaluate(models[1], "digits")["top1"]
+
+
+@pytest.mark.parametrize(("k", "temperature"), [(1, 0.07), (9, 0.5), (40, 0.02), (200, 100.0)])
+def test_k_and_temperature_reach_the_votes_of_scikit_learns_neighbours(
+    k: int, temperature: float, models: list[Path], capsys
+) -> None:
+    network, source = patchloom.load(models[1]), open_source("digits")
+    parts = [source.splits[name] for name in ("train", "val")]
+    x, z = (embeddings(network, source, items, network.preprocessing) for items in parts)
+    y, truth = (np.asarray([item.label for item in items]) for items in parts)
+    # exp((cosine - 1) / temperature): the factor exp(-1 / temperature) is common to all votes
+    oracle = KNeighborsClassifier(k, metric="cosine", algorithm="brute", weights=lambda d: np.exp(-d / temperature))
+    votes = oracle.fit(x.astype(np.float64), y).predict_proba(z.astype(np.float64))
+    main(
+        [
+            "evaluate",
+            str(models[1]),
+            "digits",
+            "--probe",
+            "knn",
+            "--k",
+            str(k),
+            "--temperature",
+            str(temperature),
+            "--json",
+        ]
+    )
+    got = json.loads(capsys.readouterr().out)
+    assert (got["k"], got["temperature"], got["trained_on"]) == (k, temperature, len(y))
+    assert got["top1"] == pytest.approx((votes.argmax(1) == truth).mean(), abs=2.1 / len(truth))  # near-ties
+    if k > 100:  # with few neighbours, classes without a vote tie for the fifth place
+        best = np.argsort(-votes, axis=1)[:, :5]
+        assert got["top5"] == pytest.approx((best == truth[:, None]).any(axis=1).mean(), abs=2.1 / len(truth))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--probe", "knn", "--k", "0"], "--k is at least 1"),
+        (["--probe", "knn", "--k", "1439"], "more than the 1438 training images"),
+        (["--probe", "knn", "--temperature", "0"], "--temperature positive"),
+        (["--probe", "knn", "--temperature", "nan"], "--temperature positive"),
+        (["--probe", "linear", "--k", "5"], "settings of --probe knn"),
+        (["--probe", "linear", "--temperature", "0.1"], "settings of --probe knn"),
+        (["--k", "5"], "settings of --probe knn"),
+        (["--probe", "knn", "--head", "class"], "--head cannot be used with --probe"),
+    ],
+)
+def test_settings_that_a_probe_cannot_take_are_refused(
+    words: list[str], message: str, models: list[Path], capsys
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["evaluate", str(models[1]), "digits", *words])
+    assert end.value.code == 2
+    assert message in capsys.readouterr().err
 
 
 def test_an_unknown_probe_is_refused(models: list[Path]) -> None:

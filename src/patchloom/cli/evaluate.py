@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from patchloom.cli.output import print_json
@@ -20,8 +20,20 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
         "--split",
         help="train, val, test, several as train+val, or all; default: what the run held out, or val, or test",
     )
-    parser.add_argument("--crop-ratio", type=float, help="share of the resized image that the test crop covers")
-    parser.add_argument("--resolution", type=int, help="another image size")
+    parser.add_argument(
+        "--crop-ratio",
+        type=_number(float),
+        nargs="+",
+        metavar="RATIO",
+        help="share of the resized image that the test crop covers; several values: one row each",
+    )
+    parser.add_argument(
+        "--resolution",
+        type=_number(int),
+        nargs="+",
+        metavar="PIXELS",
+        help="another image size; several values: one row each",
+    )
     parser.add_argument("--head", help="of a distilled network: class, distill or both")
     parser.add_argument("--fusion", help="of both heads: logits (their mean, the default) or softmax (its sum)")
     parser.add_argument("--base", help="of a delta: the weights that it was made from")
@@ -30,7 +42,7 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", type=float, help="of the votes of --probe knn (default: 0.07, as DINO)")
     parser.add_argument("--disagreement", nargs="+", metavar="MODEL", help="how often models decide differently")
     parser.add_argument("--data", dest="shown", metavar="DATA", help="the images of --disagreement")
-    parser.add_argument("--figure", metavar="FILE.png", help="draw the disagreement")
+    parser.add_argument("--figure", metavar="FILE.png", help="draw a sweep or the disagreement")
     parser.add_argument("--class-map", metavar="FILE.json", help="names in the data -> names in the model")
     parser.add_argument("--int8", action="store_true", help="with products of bytes: faster, and not exact")
     parser.add_argument("--real", metavar="FILE.json", help="ImageNet's reassessed labels: a list of labels an image")
@@ -49,11 +61,25 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run_predict)
 
 
+def _number(kind: type) -> Callable[[str], Any]:
+    """The type of an option with several values, which also takes a path that stands behind it: say so clearly."""
+
+    def convert(word: str) -> Any:
+        try:
+            return kind(word)
+        except ValueError:
+            called = "a whole number" if kind is int else "a number"
+            raise argparse.ArgumentTypeError(f"{word!r} is not {called}; FROM and DATA come before it") from None
+
+    return convert
+
+
 def run_evaluate(options: argparse.Namespace) -> None:
     if not options.probe and (options.k is not None or options.temperature is not None):
         from patchloom.errors import PatchloomError
 
         raise PatchloomError("--k and --temperature are settings of --probe knn.")
+    swept = _take_sweep(options)
     if options.disagreement:
         _run_disagreement(options)
     elif options.model is None or options.data is None:
@@ -62,8 +88,29 @@ def run_evaluate(options: argparse.Namespace) -> None:
         raise PatchloomError("evaluate needs a model and data: patchloom evaluate FROM DATA.")
     elif options.probe:
         _run_probe(options)
+    elif swept:
+        _run_sweep(options, swept)
     else:
         _run_scores(options)
+
+
+def _take_sweep(options: argparse.Namespace) -> str | None:
+    """The setting with several values, if there is one; the others become plain values."""
+    from patchloom.errors import PatchloomError
+
+    swept = None
+    for name in ("crop_ratio", "resolution"):
+        values = getattr(options, name)
+        if values is None or len(values) == 1:
+            setattr(options, name, values and values[0])
+        elif options.probe or options.disagreement:
+            what = "--probe" if options.probe else "--disagreement"
+            raise PatchloomError(f"{what} cannot be swept: several values of --{name.replace('_', '-')} were given.")
+        elif swept:
+            raise PatchloomError("--crop-ratio and --resolution cannot both be swept: give one value of one of them.")
+        else:
+            swept = name
+    return swept
 
 
 def _run_disagreement(options: argparse.Namespace) -> None:
@@ -129,28 +176,9 @@ def _run_probe(options: argparse.Namespace) -> None:
 
 def _run_scores(options: argparse.Namespace) -> None:
     from patchloom.tasks.evaluate import real_accuracy, scores
-    from patchloom.training.console import Console
 
-    _refuse(options, "one model", ("figure", "shown"))
-    if options.head != "both":
-        _refuse(options, f"--head {options.head or '(not given)'}: both heads are fused with --head both", ("fusion",))
-    result = scores(
-        options.model,
-        options.data,
-        labels=options.labels,
-        split=options.split,
-        crop_ratio=options.crop_ratio,
-        resolution=options.resolution,
-        head=options.head,
-        fusion=options.fusion or "logits",
-        base=options.base,
-        batch=options.batch,
-        workers=options.workers,
-        strict=options.strict or options.real is not None,  # ReaL counts files by number: none may be left out
-        class_map=_read_json(options.class_map) if options.class_map else None,
-        int8=options.int8,
-        console=Console(sys.stderr),
-    )
+    _refuse(options, "one evaluation: it draws a sweep or --disagreement", ("figure",))
+    result = scores(options.model, options.data, **_score_options(options))
     summary = result.summary()
     if options.real:
         summary |= real_accuracy(result, _read_json(options.real))
@@ -163,6 +191,47 @@ def _run_scores(options: argparse.Namespace) -> None:
         print(f"ReaL {summary['real_top1']:.2%} of {summary['real_count']}")
     for name, row in sorted(summary["per_class"].items(), key=lambda pair: pair[1]["top1"]):
         print(f"  {name:24} {row['top1']:8.2%} of {row['count']}")
+
+
+def _score_options(options: argparse.Namespace) -> dict[str, Any]:
+    """The keyword arguments of `patchloom.tasks.evaluate.scores`."""
+    from patchloom.training.console import Console
+
+    _refuse(options, "one model", ("shown",))
+    if options.head != "both":
+        _refuse(options, f"--head {options.head or '(not given)'}: both heads are fused with --head both", ("fusion",))
+    return {
+        "labels": options.labels,
+        "split": options.split,
+        "crop_ratio": options.crop_ratio,
+        "resolution": options.resolution,
+        "head": options.head,
+        "fusion": options.fusion or "logits",
+        "base": options.base,
+        "batch": options.batch,
+        "workers": options.workers,
+        "strict": options.strict or options.real is not None,  # ReaL counts files by number: none may be left out
+        "class_map": _read_json(options.class_map) if options.class_map else None,
+        "int8": options.int8,
+        "console": Console(sys.stderr),
+    }
+
+
+def _run_sweep(options: argparse.Namespace, setting: str) -> None:
+    from pathlib import Path
+
+    from patchloom.tasks.figures import check_figure_path
+    from patchloom.tasks.sweep import draw_sweep, sweep, sweep_text
+
+    if options.figure:
+        check_figure_path(Path(options.figure))
+    given = _score_options(options)
+    values = given.pop(setting)
+    real = _read_json(options.real) if options.real else None
+    rows = sweep(options.model, options.data, setting, values, real=real, **given)
+    if options.figure:
+        draw_sweep(rows, Path(options.figure))
+    print_json({"sweep": rows}) if options.json else print(sweep_text(rows))
 
 
 def _read_json(path: str) -> Any:

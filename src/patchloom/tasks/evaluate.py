@@ -57,6 +57,7 @@ def scores(
     strict: bool = False,
     class_map: Mapping[str, str] | None = None,
     int8: bool = False,
+    images: tuple[Source, list[Item]] | None = None,
     console: Console | None = None,
 ) -> Scores:
     """What a model says of every labelled image.
@@ -69,13 +70,14 @@ def scores(
     base         of a delta: the weights that it was made from
     class_map    the data's class names -> the model's names, or its class indices where it has no names
     int8         with products of bytes, see `patchloom.fuse`
+    images       what `open_items` gives for the data, where several evaluations share it; else it is opened here
     """
     if batch < 1 or workers < 0:
         raise PatchloomError(f"A batch has at least one image, and workers are 0 or more: {batch}, {workers}.")
     network = ready(model, resolution, base, int8)
     how = test_preprocessing(network, crop_ratio)
     answer = None if head is None else head_answer(network, head, fusion)
-    source, items = open_items(data, labels, split, held_out_by(model, data), strict, workers, console)
+    source, items = images or open_items(data, labels, split, held_out_by(model, data), strict, workers, console)
     placed = relabel(items, source, network, class_map or {}, console)
     return score(network, source, placed, how, batch=batch, workers=workers, answer=answer)
 

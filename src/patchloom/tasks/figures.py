@@ -20,9 +20,16 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def save_figure(figure: Figure, path: Path) -> None:
+def check_figure_path(path: Path) -> None:
+    """Refuse a file that no figure can be written to; called before long work too."""
     if path.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise PatchloomError(f"A figure is a .png, .svg or .pdf file, not {path.name!r}.")
+    if not path.parent.is_dir():
+        raise PatchloomError(f"{path} cannot be written: there is no folder {path.parent}.")
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    check_figure_path(path)
     try:
         figure.savefig(path, dpi=120)
     except OSError as error:
