@@ -120,31 +120,13 @@ def _explain_one(network: Any, path: Path, out: Path, **asked: Any) -> dict[str,
         return {"path": str(path), "error": str(error)}
     figure = _free_name(out, path.stem)
     save_figure(found.figure, figure)
-    written = {"figure": str(figure)}
-    if found.maps:
-        written["overlays"] = str(_overlays_beside(figure))
-        with _writing(out):
-            _side_by_side(list(found.overlays.values())).save(written["overlays"])
-    return {"path": str(path), **written, **found.to_json()}
-
-
-def _side_by_side(pictures: list[Any]) -> Any:
-    """Pictures (H, W, 3) as one image, in their order, with white between."""
-    import numpy as np
-    from PIL import Image
-
-    gap = np.full((pictures[0].shape[0], 4, 3), 255, np.uint8)
-    return Image.fromarray(np.concatenate([part for picture in pictures for part in (picture, gap)][:-1], axis=1))
-
-
-def _overlays_beside(figure: Path) -> Path:
-    return figure.with_name(figure.name.replace(".explained.png", ".overlays.png"))
+    return {"path": str(path), "figure": str(figure), **found.to_json()}
 
 
 def _free_name(folder: Path, stem: str) -> Path:
     """A name for a figure under which nothing stands: neither a picture of the user nor an earlier figure."""
     path, number = folder / f"{stem}.explained.png", 1
-    while os.path.lexists(path) or os.path.lexists(_overlays_beside(path)):
+    while os.path.lexists(path):
         number += 1
         path = folder / f"{stem}-{number}.explained.png"
     return path
