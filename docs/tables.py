@@ -16,6 +16,7 @@ from patchloom.models.complexity import complexity
 from patchloom.models.registry import Entry, entries
 from patchloom.recipes.recipe import Recipe
 from patchloom.recipes.registry import find_recipe, list_recipes
+from patchloom.weights.hub import published_tags
 
 DOCS = Path(__file__).parent
 PRINTED_AT = 224  # pixels, the resolution of the papers' figures
@@ -101,7 +102,21 @@ def recipe_row(recipe: Recipe) -> tuple[str, ...]:
     )
 
 
+def all_tags(_: str | None) -> str:
+    """The published tags of timm's catalogue, model by model."""
+    rows = []
+    for entry in entries():
+        names = published_tags(entry.config.name)
+        tags = sorted({name.split(".")[1] for name in names})
+        sizes = {
+            tag: sorted({int(n.split(".")[0].split("_")[-1]) for n in names if n.endswith(f".{tag}")}) for tag in tags
+        }
+        rows += [(f"`{entry.config.name}.{tag}`", ", ".join(map(str, sizes[tag]))) for tag in tags]
+    return markdown(("tag", "image sizes"), rows, left=(0, 1))
+
+
 TABLES: dict[str, Callable[[str | None], str]] = {
+    "tags": all_tags,
     "models": all_models,
     "variants": variants,
     "recipes": all_recipes,
