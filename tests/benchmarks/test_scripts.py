@@ -86,6 +86,20 @@ def test_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 < row["kept"] < 1
 
 
+def test_parallel(monkeypatch: pytest.MonkeyPatch) -> None:
+    parallel = script("parallel", monkeypatch)
+    rows = parallel.measure(("vit_tiny_2x1", "vit_tiny_1x2"), 32, 1)
+    assert len(rows) == len({(row["model"], row["peer"]) for row in rows}) == 7
+    assert all(0 < row["low"] <= row["ratio"] <= row["high"] for row in rows)
+    trial, enough = parallel.page(rows, 1), parallel.page(rows, 31)
+    assert "not results" in trial
+    assert "not results" not in enough
+    assert all(f"| {row['ratio']:.2f} | {row['low']:.2f} to {row['high']:.2f} |" in enough for row in rows)
+    forms = parallel.forms("vit_tiny_1x2", 32)
+    counts = [len(network.blocks[0].mixing.branches) for network in forms.values()]
+    assert counts == [2, 2, 1]
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # timm's reader leaves files open
 def test_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loading = script("loading", monkeypatch)

@@ -15,6 +15,7 @@ KEPT = {
     "steps": "steps",
     "loading": "loading",
     "choices": "choices",
+    "parallel": "parallel",
 }
 
 
