@@ -150,7 +150,7 @@ def packed(layers: list[Tensor], pack: Pack) -> list[Tensor]:
     (1, 1, 1, 1, 4), (2, 5, 3, 7, 64), (3, 50, 4, 48, 577), (2, 50, 2, 36, 64), (5, 197, 2, 16, 96),
     (2, 230, 2, 64, 512),
 ])  # fmt: skip
-@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize(("mixed", "beside"), [(False, 1), (True, 1), (False, 3)])
 @pytest.mark.parametrize("eps", [-1.0, 1e-6])
 @pytest.mark.parametrize(("pack", "paired", "tolerance"), [
     (native.pack, False, 2e-6), (native.pack, True, 4e-6), (native.pack_bytes, False, 0.05),
@@ -162,16 +162,19 @@ def test_blocks_of_attention(
     width: int,
     hidden: int,
     mixed: bool,
+    beside: int,
     eps: float,
     pack: Pack,
     paired: bool,
     tolerance: float,
     tiles: str,
 ) -> None:
-    """One branch in a call, with x elsewhere, and two blocks of attention and FFN in one call."""
-    dim = heads * width
+    """One branch in a call, with x elsewhere, and two blocks of attention and FFN in one call; with the heads of
+    `beside` parallel branches side by side."""
+    dim, heads = heads * width, beside * heads
+    inner = heads * width
     x, total = torch.randn(2, images, tokens, dim)
-    attention = [layers_of((3 * dim, dim), (dim, dim)) for _ in range(2)]
+    attention = [layers_of((3 * inner, dim), (dim, inner)) for _ in range(2)]
     ffn = [layers_of((hidden, dim), (dim, hidden)) for _ in range(2)]
     mixing = [torch.randn(heads, heads) * width**-0.5, torch.randn(heads, heads), torch.randn(heads)] if mixed else []
 
@@ -180,7 +183,7 @@ def test_blocks_of_attention(
 
     scale = 1.0 if mixed else 0.2
     want = total + of_attention(norm(x.double()), attention[0], heads, mixing)
-    ops.attention_(total, x, *packed(attention[0], pack), heads, scale, eps, mixing)
+    ops.attention_(total, x, *packed(attention[0], pack), heads, inner, scale, eps, mixing)
     assert_close(total, want.float(), tolerance)
     want, rows = x.double(), []
     for first, second in zip(attention, ffn, strict=True):
@@ -188,7 +191,8 @@ def test_blocks_of_attention(
         want = want + of_ffn(norm(want), second)
         whole = native.whole_mixing(*mixing) if mixed else ()
         rows.append(native.joined([*packed(first, pack), *whole, *packed(second, pack)]))
-    settings, bytes_alone = (torch.stack(rows), heads, hidden, mixed, scale, eps, eps), pack is native.pack_bytes
+    bytes_alone = pack is native.pack_bytes
+    settings = torch.stack(rows), heads, inner, hidden, mixed, scale, eps, eps
     ops.attention_blocks_(plain := x.clone(), *settings, False, bytes_alone)
     ops.attention_blocks_(x, *settings, paired, bytes_alone)
     assert_close(x, want.float(), 4 * tolerance)
@@ -198,7 +202,7 @@ def test_blocks_of_attention(
         and tokens >= pair
         and any(
             inputs % native.panel() == 0 and outputs >= 2 * native.panel()
-            for inputs, outputs in ((dim, 3 * dim), (dim, dim), (dim, hidden), (hidden, dim))
+            for inputs, outputs in ((dim, 3 * inner), (inner, dim), (dim, hidden), (hidden, dim))
         )
     )
     assert torch.equal(x, plain) != a_pair
@@ -207,8 +211,10 @@ def test_blocks_of_attention(
 @pytest.mark.parametrize("shape", [(0, 9, 16), (2, 0, 16)])
 def test_blocks_of_attention_of_nothing(shape: tuple[int, int, int]) -> None:
     layers = packed(layers_of((48, 16), (16, 16), (40, 16), (16, 40)), native.pack)
-    ops.attention_(torch.zeros(shape), None, *layers[:4], 2, 1.0, 1e-6, [])
-    ops.attention_blocks_(torch.zeros(shape), native.joined(layers)[None], 2, 40, False, 1.0, 1e-6, 1e-6, True, False)
+    ops.attention_(torch.zeros(shape), None, *layers[:4], 2, 16, 1.0, 1e-6, [])
+    ops.attention_blocks_(
+        torch.zeros(shape), native.joined(layers)[None], 2, 16, 40, False, 1.0, 1e-6, 1e-6, True, False
+    )
 
 
 @pytest.mark.parametrize(("images", "heads", "tokens", "width"), [
@@ -258,10 +264,10 @@ def test_those_that_write_in_place_pass_them_too() -> None:
         (ops.linear_, (x, x.clone(), *square, None)),
         (ops.linear_, (maps, maps.clone(), *square, torch.randn(2, 32))),
         (ops.ffn_, (x, None, *wide, 64, 1e-6)),
-        (ops.attention_, (x, x.clone(), *four, 2, 1.0, 1e-6, [])),
+        (ops.attention_, (x, x.clone(), *four, 2, 32, 1.0, 1e-6, [])),
         (ops.cross_patch_, (x, torch.randn(5, 5), torch.randn(3, -(-32 // size) * size), torch.randn(2, 5))),
         (ops.conv_blocks_, (maps, conv, 16, 1e-6, False, False)),
-        (ops.attention_blocks_, (x, blocks, 2, 64, False, 1.0, 1e-6, 1e-6, False, False)),
+        (ops.attention_blocks_, (x, blocks, 2, 32, 64, False, 1.0, 1e-6, 1e-6, False, False)),
         (ops.stem, (torch.randn(2, 4, 6, 32), native.joined(patches), [8, 2, 2, 0], False)),
     ):
         torch.library.opcheck(operator.default, given)
@@ -308,7 +314,7 @@ def test_images_on_several_threads_go_through_the_blocks_as_on_one(images: int) 
     weights, start = torch.stack([native.joined(parts) for parts in layers]), torch.randn(images, 21, 16)
 
     def through() -> Tensor:
-        ops.attention_blocks_(x := start.clone(), weights, 2, 40, False, 1.0, 1e-6, 1e-6, False, False)
+        ops.attention_blocks_(x := start.clone(), weights, 2, 16, 40, False, 1.0, 1e-6, 1e-6, False, False)
         return x
 
     answers = [through() for _ in range(20)]
@@ -375,7 +381,9 @@ def attention_blocks(dim: int) -> Callable[[Tensor], None]:
     """Three blocks of attention and FFN, products in pairs."""
     shapes = (3 * dim, dim), (dim, dim), (2 * dim, dim), (dim, 2 * dim)
     weights = torch.stack([native.joined(packed(layers_of(*shapes), native.pack)) for _ in range(3)])
-    return lambda x: ops.attention_blocks_(x.flatten(1, 2), weights, 4, 2 * dim, False, 0.2, 1e-6, 1e-6, True, False)
+    return lambda x: ops.attention_blocks_(
+        x.flatten(1, 2), weights, 4, dim, 2 * dim, False, 0.2, 1e-6, 1e-6, True, False
+    )
 
 
 @pytest.mark.usefixtures("threads")
@@ -446,9 +454,9 @@ def test_what_a_kernel_cannot_take_is_refused() -> None:
     layers = packed(layers_of((60, 20), (20, 20)), native.pack)
     for heads, mixing in ((3, []), (0, []), (2, [torch.zeros(3, 3), torch.zeros(3, 3), torch.zeros(3)])):
         with pytest.raises(ValueError, match="do not fit 20 channels"):
-            ops.attention_(torch.zeros(1, 4, 20), None, *layers, heads, 1.0, 1e-6, mixing)
+            ops.attention_(torch.zeros(1, 4, 20), None, *layers, heads, 20, 1.0, 1e-6, mixing)
     with pytest.raises(ValueError, match="has the shape"):
-        ops.attention_(torch.zeros(1, 3, 20), torch.zeros(1, 4, 20), *layers, 2, 1.0, 1e-6, [])
+        ops.attention_(torch.zeros(1, 3, 20), torch.zeros(1, 4, 20), *layers, 2, 20, 1.0, 1e-6, [])
     with pytest.raises(ValueError, match="has the shape"):
         ops.linear_(torch.zeros(3, 32), x, weight, bias, None)
     for gate in (torch.zeros(5, 32), torch.zeros(4, 3), torch.zeros(2, 32)):
@@ -460,7 +468,7 @@ def test_what_a_kernel_cannot_take_is_refused() -> None:
     with pytest.raises(ValueError, match="not those of blocks"):
         ops.conv_blocks_(torch.zeros(1, 2, 2, 16), row, 16, 1e-6, False, False)
     with pytest.raises(ValueError, match="not those of blocks"):
-        ops.attention_blocks_(torch.zeros(1, 4, 16), row, 2, 32, False, 1.0, 1e-6, 1e-6, False, True)
+        ops.attention_blocks_(torch.zeros(1, 4, 16), row, 2, 16, 32, False, 1.0, 1e-6, 1e-6, False, True)
     with pytest.raises(ValueError, match="all of floats or all of bytes"):
         ops.ffn_(x, None, weight, bias, levels, terms, 32, 1e-6)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import patchloom
-from conftest import REFERENCE
+from conftest import REFERENCE, stir
 from patchloom.layers.ffn import FFN
 from patchloom.weights.layouts import from_ours
 
@@ -101,3 +101,16 @@ def test_published_forms_have_no_pre_norm() -> None:
         published = patchloom.create_model("deit_nano", num_classes=5, scale=scale, scale_form="published")
         missing = set(amended.state_dict()) - set(published.state_dict())
         assert missing == {key for key in amended.state_dict() if ".branches.0.norm." in key}
+
+
+def test_fixup_has_a_bias_after_a_branch_only_where_no_norm_removes_it() -> None:
+    for form, effect in (("amended", False), ("published", True)):
+        model = patchloom.create_model("deit_nano", num_classes=5, scale="fixup", scale_form=form).eval()
+        stir(model)
+        biases = [p for key, p in model.named_parameters() if key.endswith("scale.bias")]
+        assert bool(biases) is effect
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        before = model(images)
+        biases[0] += 1
+        assert not torch.allclose(model(images), before, atol=1e-3)

@@ -329,7 +329,7 @@ def stem(x: Tensor, weights: Tensor, stages: list[int], int8: bool) -> Tensor:
 
 
 @_operator(
-    "attention_blocks_(Tensor(a!) x, Tensor weights, int heads, int hidden, bool mixed, float scale, float eps, "
+    "attention_blocks_(Tensor(a!) x, Tensor weights, int heads, int inner, int hidden, bool mixed, float scale, float eps, "
     "float eps_ffn, bool paired, bool int8) -> ()",
     _nothing,
 )
@@ -337,6 +337,7 @@ def attention_blocks_(
     x: Tensor,
     weights: Tensor,
     heads: int,
+    inner: int,
     hidden: int,
     mixed: bool,
     scale: float,
@@ -347,16 +348,19 @@ def attention_blocks_(
 ) -> None:
     """x (B, N, D) goes through blocks of attention and FFN, as `attention_` and `ffn_` compute them.
 
+    `inner` is the number of channels of all heads together: P D where the heads of P parallel branches are side by
+    side, D otherwise.
+
     The weights (blocks, bytes) of each are joined from those of qkv and proj, of `whole_mixing` if heads are mixed, of
     fc1 and fc2, layers packed and followed by their bias. `paired` as in `conv_blocks_`.
     """
     images, tokens, dim = x.shape
     _check_total(x, x.shape)
-    _check_heads(dim, heads, [])
+    _check_heads(inner, heads, [])
     whole = heads + -heads % MIX
     mixing = [(whole * heads,), (heads * heads,), (whole,)] if mixed else []
-    _check_blocks(weights, [(dim, 3 * dim), (dim, dim), *mixing, (dim, hidden), (hidden, dim)], int8)
-    shape = (images, tokens, dim, heads, hidden, len(weights), int(mixed), int(paired))
+    _check_blocks(weights, [(dim, 3 * inner), (inner, dim), *mixing, (dim, hidden), (hidden, dim)], int8)
+    shape = (images, tokens, dim, heads, inner, hidden, len(weights), int(mixed), int(paired))
     _call("attention_blocks", x, shape, weights.data_ptr(), scale, eps, eps_ffn, int8)
 
 
@@ -368,7 +372,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, scale: float, int8: bool) -> Tens
 
 @_operator(
     "attention_(Tensor(a!) total, Tensor? x, Tensor qkv, Tensor qkv_bias, Tensor proj, Tensor proj_bias, int heads, "
-    "float scale, float eps, Tensor[] mixing) -> ()",
+    "int inner, float scale, float eps, Tensor[] mixing) -> ()",
     _nothing,
 )
 def attention_(
@@ -379,21 +383,23 @@ def attention_(
     proj: Tensor,
     proj_bias: Tensor,
     heads: int,
+    inner: int,
     scale: float,
     eps: float,
     mixing: list[Tensor],
 ) -> None:
     """total (B, N, D) += proj(attention(qkv(x))), x normalised first when eps >= 0; without x, of total itself.
 
-    `mixing` is empty, or what `talking_heads` calls before, after and shift.
+    `inner` is the number of channels of all heads together. `mixing` is empty, or what `talking_heads` calls before,
+    after and shift.
     """
     x = total if x is None else x.contiguous()
     images, tokens, dim = x.shape
     _check_total(total, x.shape)
-    _check_heads(dim, heads, mixing)
-    of_bytes = _alike([_check_linear(qkv, qkv_bias, dim, 3 * dim), _check_linear(proj, proj_bias, dim, dim)])
+    _check_heads(inner, heads, mixing)
+    of_bytes = _alike([_check_linear(qkv, qkv_bias, dim, 3 * inner), _check_linear(proj, proj_bias, inner, dim)])
     mixes = whole_mixing(*mixing) if mixing else (None,) * 3
-    shape, weights = (images, tokens, dim, heads), (qkv.data_ptr(), qkv_bias, proj.data_ptr(), proj_bias)
+    shape, weights = (images, tokens, dim, heads, inner), (qkv.data_ptr(), qkv_bias, proj.data_ptr(), proj_bias)
     _call("attention_branch", x, total, shape, *weights, *mixes, scale, eps, of_bytes)
 
 

@@ -201,18 +201,19 @@ void attend_all(const Heads& q, const Heads& k, const Heads& v, const Heads& out
     }
 }
 
-// total (N, D) += proj(attention(qkv(before(x)))), of one image
+// total (N, D) += proj(attention(qkv(before(x)))), of one image. All heads together have proj.inputs channels: D, or P D where
+// the heads of P parallel branches stand side by side.
 template <class Layer>
 void add_attention(const Layer& qkv, const Layer& proj, const float* x, float* total, const Shape& shape,
                    const Mixing& mixing, const Prologue& before, int threads) {
     static thread_local Scratch memory;
-    int64_t tokens = shape.queries, dim = proj.outputs, wide = loose(3 * dim);
-    float *projected = memory.take(tokens * (wide + dim)), *attended = projected + tokens * wide;
+    int64_t tokens = shape.queries, inner = proj.inputs, wide = loose(3 * inner);
+    float *projected = memory.take(tokens * (wide + inner)), *attended = projected + tokens * wide;
     for_each_block(x, tokens, qkv, before, threads, [&](int64_t row, int64_t column, Vec low, Vec high) {
-        write<false>(projected + row * wide, column, 3 * dim, low, high);
+        write<false>(projected + row * wide, column, 3 * inner, low, high);
     });
-    auto heads = [&](int64_t i) { return Heads{projected + i * dim, 0, shape.width, wide}; };
-    attend_all(heads(0), heads(1), heads(2), {attended, 0, shape.width, dim}, shape, mixing,
+    auto heads = [&](int64_t i) { return Heads{projected + i * inner, 0, shape.width, wide}; };
+    attend_all(heads(0), heads(1), heads(2), {attended, 0, shape.width, inner}, shape, mixing,
                of_bytes(qkv) && !mixing.before, threads);
     add_linear(proj, attended, {-1.0f, before.paired}, tokens, total, threads);
 }
@@ -250,20 +251,21 @@ struct AttentionBlock {
 template <class Layer>
 void run_attention_blocks(float* x, const int64_t* shape, Parts weights, float scale, float eps, float eps_ffn,
                           int threads) {
-    int64_t tokens = shape[1], dim = shape[2], heads = shape[3], hidden = shape[4], whole = round_up(heads, MIX);
-    std::vector<AttentionBlock<Layer>> blocks(shape[5]);
+    int64_t tokens = shape[1], dim = shape[2], heads = shape[3], inner = shape[4], hidden = shape[5];
+    int64_t whole = round_up(heads, MIX);
+    std::vector<AttentionBlock<Layer>> blocks(shape[6]);
     for (auto& block : blocks) {
-        weights.take(block.qkv, dim, 3 * dim), weights.take(block.proj, dim, dim);
+        weights.take(block.qkv, dim, 3 * inner), weights.take(block.proj, inner, dim);
         block.mixing = {nullptr, nullptr, nullptr, scale};
-        if (shape[6]) {
+        if (shape[7]) {
             block.mixing.before = weights.floats(whole * heads), block.mixing.after = weights.floats(heads * heads);
             block.mixing.shift = weights.floats(whole);
         }
         weights.take(block.fc1, dim, hidden), weights.take(block.fc2, hidden, dim);
     }
-    Shape one{1, heads, tokens, tokens, dim / heads};
-    Prologue before{eps, bool(shape[7])}, before_ffn{eps_ffn, bool(shape[7])};
-    for_each_image(shape[0], shape[5], threads, [&](int64_t i, int64_t image, int helping) {
+    Shape one{1, heads, tokens, tokens, inner / heads};
+    Prologue before{eps, bool(shape[8])}, before_ffn{eps_ffn, bool(shape[8])};
+    for_each_image(shape[0], shape[6], threads, [&](int64_t i, int64_t image, int helping) {
         const auto& block = blocks[i];
         float* here = x + image * tokens * dim;
         add_attention(block.qkv, block.proj, here, here, one, block.mixing, before, helping);
@@ -388,14 +390,14 @@ void patchloom_attention(float* q, float* k, float* v, float* out, const int64_t
     attend_all(heads(q, 0), heads(k, 1), heads(v, 2), heads(out, 3), sizes, {before, after, shift, scale}, bytes, threads);
 }
 
-// total (B, N, D) += proj(attention(qkv(norm(x)))); total may be x itself. `shape` is B, N, D, H.
+// total (B, N, D) += proj(attention(qkv(norm(x)))); total may be x itself. `shape` is B, N, D, H and the channels of all heads.
 void patchloom_attention_branch(const float* x, float* total, const int64_t* shape, const void* qkv, const float* qkv_bias,
                                 const void* proj, const float* proj_bias, const float* before, const float* after,
                                 const float* shift, float scale, float eps, int bytes, int threads) {
-    int64_t tokens = shape[1], dim = shape[2];
-    Shape one{1, shape[3], tokens, tokens, dim / shape[3]};
-    with_layer(qkv, qkv_bias, dim, 3 * dim, bytes, [&](auto layer) {
-        auto last = like(layer, proj, proj_bias, dim, dim);
+    int64_t tokens = shape[1], dim = shape[2], inner = shape[4];
+    Shape one{1, shape[3], tokens, tokens, inner / shape[3]};
+    with_layer(qkv, qkv_bias, dim, 3 * inner, bytes, [&](auto layer) {
+        auto last = like(layer, proj, proj_bias, inner, dim);
         for_each_image(shape[0], 1, threads, [&](int64_t, int64_t i, int helping) {
             int64_t at = i * tokens * dim;
             add_attention(layer, last, x + at, total + at, one, {before, after, shift, scale}, {eps}, helping);
@@ -403,9 +405,9 @@ void patchloom_attention_branch(const float* x, float* total, const int64_t* sha
     });
 }
 
-// x (B, N, D) goes through blocks of attention and FFN in place. `shape` is B, N, D, H, hidden, blocks, whether heads are
-// mixed, whether products go in pairs; `weights` are those of qkv, proj, before, after and shift if mixed, fc1 and fc2 of
-// each block, layers with their bias.
+// x (B, N, D) goes through blocks of attention and FFN in place. `shape` is B, N, D, H, the channels of all heads, those of the
+// FFN's hidden layer, blocks, whether heads are mixed, whether products go in pairs; `weights` are those of qkv, proj, before,
+// after and shift if mixed, fc1 and fc2 of each block, layers with their bias.
 void patchloom_attention_blocks(float* x, const int64_t* shape, const char* weights, float scale, float eps, float eps_ffn,
                                 int bytes, int threads) {
     auto run = bytes ? run_attention_blocks<ByteLinear> : run_attention_blocks<Linear>;

@@ -61,7 +61,7 @@ class AffineScale(LayerScale):
 
 class ScalarScale(Scale):
     """alpha y with one learned number per branch: ReZero and SkipInit start it at 0, the "alpha = eps" column at eps,
-    the amended T-Fixup at 1."""
+    the amended Fixup and T-Fixup at 1."""
 
     role = "scale"
 
@@ -77,9 +77,9 @@ class ScalarScale(Scale):
 
 
 class FixupScale(ScalarScale):
-    """alpha y + bias, alpha = 1 at the start (Fixup's scalar multiplier and bias).
+    """alpha y + bias, alpha = 1 and bias = 0 at the start: the end of a branch of Fixup as published.
 
-    Fixup puts such a bias before every layer; here every Linear has its own, so only the one after the branch is new.
+    Fixup has one such bias before every layer too; here every Linear has its own, so only the last one is new.
     """
 
     def __init__(self, value: float = 1.0, trainable: bool = True) -> None:

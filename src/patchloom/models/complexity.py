@@ -52,7 +52,8 @@ def complexity(model: nn.Module | Config | str, img_size: ImageSize | None = Non
 
 def _vit(config: VitConfig) -> Complexity:
     dim, hidden, prefix = config.dim, int(config.dim * config.mlp_ratio), config.prefix_tokens
-    scale = {"layerscale": dim, "epsilon": 1, "rezero": 1, "skipinit": 1, "fixup": 2}.get(config.scale, 0)
+    fixup = 2 if config.scale_form == "published" else 1
+    scale = {"layerscale": dim, "epsilon": 1, "rezero": 1, "skipinit": 1, "fixup": fixup}.get(config.scale, 0)
     scale += config.scale_scalar
     post = config.norm_position == "post"
     norm = vector(0 if config.scale_form == "published" or post else 2 * dim)  # of a branch

@@ -177,9 +177,9 @@ class FusedAttention(nn.Module):
         return [*self.qkv.packed(), *self.proj.packed(), *(native.whole_mixing(*mixing) if mixing else ())]
 
     def forward(self, total: Tensor, x: Tensor, queries: int | None = None) -> Tensor:
-        if self.form.kernels and queries is None and self.inner == x.shape[-1]:
+        if self.form.kernels and queries is None:
             layers, mixing = (*self.qkv.packed(), *self.proj.packed()), self.mixing()
-            rest = self.heads, self.scale, self.eps, mixing
+            rest = self.heads, self.inner, self.scale, self.eps, mixing
             torch.ops.patchloom.attention_(total, None if x is total else x, *layers, *rest)
             return total
         if queries is not None and self.few is not None and queries <= self.few.most:
@@ -390,9 +390,10 @@ class AttentionColumn(FusedColumn):
         self.alike = self.settings(attention, ffn)
 
     @staticmethod
-    def settings(first: FusedAttention, second: FusedFFN) -> tuple[int, int, bool, float, float, float]:
-        """Heads, hidden channels, whether heads are mixed, scale of the scores, and the eps of both norms."""
-        return first.heads, second.fc1.outputs, first.before is not None, first.scale, first.eps, second.eps
+    def settings(first: FusedAttention, second: FusedFFN) -> tuple[int, int, int, bool, float, float, float]:
+        """Heads, their channels, hidden channels, whether heads are mixed, scale of the scores, eps of both norms."""
+        mixed = first.before is not None
+        return first.heads, first.inner, second.fc1.outputs, mixed, first.scale, first.eps, second.eps
 
     def forward(self, x: Tensor, _: int | None = None) -> Tensor:
         x = _for_inference(x)
@@ -529,8 +530,7 @@ def column_of(blocks: nn.ModuleList, int8: bool) -> FusedColumn | None:
     if kinds == {(FusedAttention, FusedFFN)}:
         pairs = [(cast(FusedAttention, first), cast(FusedFFN, second)) for first, second in found]
         columns = {AttentionColumn.settings(*pair) for pair in pairs}
-        square = all(first.inner == first.proj.outputs for first, _ in pairs)  # the kernel has no wider attention
-        return AttentionColumn(pairs, int8) if square and len(columns) == 1 else None
+        return AttentionColumn(pairs, int8) if len(columns) == 1 else None
     return None
 
 

@@ -209,7 +209,9 @@ def make_scale(config: VitConfig) -> Scale:
     if config.scale in ("rezero", "skipinit"):
         return ScalarScale(0.0 if value is None else value, trainable)
     if config.scale == "fixup":
-        return FixupScale(1.0 if value is None else value, trainable)
+        # a norm that follows removes what is added to all channels alike, so Fixup's bias is only in the published form
+        kind = FixupScale if config.scale_form == "published" else ScalarScale
+        return kind(1.0 if value is None else value, trainable)
     if config.scale_scalar:  # its start is not printed; 1 leaves T-Fixup's own start as it is
         return ScalarScale(1.0 if value is None else value, trainable)
     return Scale()
