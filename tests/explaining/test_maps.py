@@ -160,6 +160,19 @@ def test_a_patch_that_no_row_reads_is_dark() -> None:
     assert (values[torch.arange(24) != 8] > 0).all()
 
 
+def test_cross_patch_map_leaves_out_the_shift_after_a_branch() -> None:
+    """The shift of the last mixing reaches no later mixing: it may change the logits, not what patches give."""
+    name, options, _ = NETWORKS["resmlp"]
+    network = stir(patchloom.create_model(name, num_classes=5, img_size=SIZE, depth=2, post="affine", **options)).eval()
+    x = network_input(network, picture(network))
+    seen = Seen(network, x, network.token_layout, torch.zeros(5), {}, (0,), 0)
+    before, logits = make_maps(seen, ["cross-patch"])["cross-patch"], network(x)
+    with torch.no_grad():
+        network.blocks[-1].mixing.branches[0].scale.beta += 3
+    assert not torch.allclose(network(x), logits)
+    assert torch.equal(make_maps(seen, ["cross-patch"])["cross-patch"], before)
+
+
 def test_one_query_a_class_gives_one_map_a_likely_class() -> None:
     network = make("one query a class")
     network.class_names = tuple("abcde")

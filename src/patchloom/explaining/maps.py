@@ -17,6 +17,7 @@ from patchloom.explaining.baselines import grad_cam, occlusion
 from patchloom.layers.attention import Attention, ClassAttention, capture_attention
 from patchloom.layers.mixing import ClassMLP, CrossPatchLinear
 from patchloom.layers.residual import Branch
+from patchloom.layers.scales import LayerScale
 from patchloom.models.network import Network, TokenLayout
 
 MAPS = ("class-attention", "rollout", "pooling", "per-class", "cross-patch", "grad-cam", "occlusion")
@@ -185,13 +186,14 @@ def _mixed(branches: list[Tensor], tokens: int) -> Tensor:
 
 def _cross_patch(seen: Seen) -> dict[str, Tensor]:
     """How much is read from each patch j, over all blocks: the sum over i of |A_ij| times the length of what patch j
-    puts in, LayerScale included."""
+    puts in, times LayerScale's factors. The shift of `post="affine"` is the same for all patches: it is left out."""
     read = torch.zeros(seen.layout.height * seen.layout.width, device=seen.x.device)
 
     def note(branch: nn.Module, inputs: tuple[Tensor, ...], _: Tensor) -> None:
         assert isinstance(branch, Branch)
         assert isinstance(branch.fn, CrossPatchLinear)
-        given = branch.scale.of(branch.norm(inputs[1]))[0].norm(dim=-1)
+        assert isinstance(branch.scale, LayerScale)
+        given = (branch.scale.gamma * branch.norm(inputs[1]))[0].norm(dim=-1)
         read.add_(branch.fn.weight.abs().sum(dim=0) * given)
 
     branches = [module for module in seen.network.blocks.modules() if isinstance(module, Branch)]
