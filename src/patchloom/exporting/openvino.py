@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 import tempfile
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -11,9 +13,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from patchloom.exporting.formats import Request, Runner, metadata, quiet
 from patchloom.exporting.onnx import to_onnx
+from patchloom.models.network import Network, PerClassHead
 
 SECTION = "model_info"  # of rt_info, where OpenVINO's own tools keep labels and the like
 
@@ -30,6 +34,33 @@ def import_silently(name: str) -> ModuleType:
         sys.modules.update(before)
 
 
+class MatmulHead(nn.Module):
+    """PerClassHead as one matrix product per class: (B, classes, D) -> (B, classes).
+
+    OpenVINO's CPU plugin (seen in 2026.4.1; issue 23616) fuses the Add after a ReduceSum over the last axis of three
+    into the sum, and then indexes the bias by image instead of by class: batches of two or more get wrong logits.
+    """
+
+    def __init__(self, head: PerClassHead) -> None:
+        super().__init__()
+        self.weight, self.bias = head.weight, head.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.unsqueeze(-2) @ self.weight.unsqueeze(-1)).flatten(1) + self.bias
+
+
+def without_sums(network: Network) -> Network:
+    """The network in a form that OpenVINO compiles correctly: a copy if its head has to change.
+
+    The file is still compared with the network itself.
+    """
+    if not isinstance(network.head, PerClassHead):
+        return network
+    changed = copy.deepcopy(network)
+    changed.head = MatmulHead(network.head)
+    return changed
+
+
 class OpenvinoFile:
     def __init__(self, request: Request) -> None:
         import onnx
@@ -38,7 +69,7 @@ class OpenvinoFile:
         self.core = import_silently("openvino").Core()
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "graph.onnx"
-            onnx.save(to_onnx(request), path)
+            onnx.save(to_onnx(replace(request, network=without_sums(request.network))), path)
             # not convert_model, which is the same for an ONNX file but reports its use over the network
             model = self.core.read_model(path)
         self.model = compressed(model) if request.int8 else model
