@@ -43,8 +43,28 @@ OPTIONS = [
     ("resmlp_nano", {"mixing": "none"}),
     ("patchconvnet_nano", {"norm": "batch", "in_chans": 5}),
     ("patchconvnet_nano", {"aggregation": "average", "stem": "linear"}),
+    ("patchconvnet_nano", {"queries": "per_class"}),
     ("resnet18_attention_pool", {"img_size": 64}),
 ]
+QUICK_OPTIONS = [  # as torch programs in the quick suite too
+    ("deit_nano", {"dropout": 0.1}),
+    ("deit_nano", {"norm_position": "post"}),
+    ("deit_nano", {"norm_position": "post", "branches": 2}),
+    ("cait_nano", {"norm_position": "post", "depth": 1}),
+    ("cait_nano", {"norm_position": "post", "branches": 2, "depth": 1}),
+    ("deit_nano", {"stem": "linear_norm", "stem_norm": "batch"}),
+    ("deit_nano", {"stem": "linear_norm", "stem_norm": "layer"}),
+    ("deit_nano", {"stem": "linear_gelu"}),
+    ("deit_nano", {"scale": "epsilon"}),
+    ("deit_nano", {"scale": "t-fixup", "scale_scalar": True}),
+    ("resmlp_nano", {"activation": "relu"}),
+    ("resmlp_nano", {"activation": "silu", "mixing": "mlp"}),
+    ("resmlp_nano", {"activation": "hardswish"}),
+    ("resmlp_nano", {"positions": "patches"}),
+    ("resmlp_nano", {"norm": "batch"}),
+    ("resmlp_nano", {"post": "affine"}),
+]
+every_option = pytest.mark.parametrize(("name", "options"), OPTIONS + QUICK_OPTIONS)
 
 
 def network(name: str, classes: int = 7, **options) -> Network:
@@ -97,7 +117,7 @@ def test_onnx(name: str, options: dict, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "options"), OPTIONS)
+@every_option
 def test_onnx_of_every_option(name: str, options: dict, tmp_path: Path) -> None:
     check_onnx(network(name, **options), tmp_path / "a.onnx")
 
@@ -137,41 +157,66 @@ def test_int8_of_onnx_is_smaller_and_agrees(tmp_path: Path) -> None:
     assert session(tmp_path / "a.onnx").get_inputs()[0].type == "tensor(float)"
 
 
-@pytest.mark.parametrize(("name", "options"), [("cait_nano", {"distilled": True}), ("patchconvnet_nano", {})])
-def test_torch_program(name: str, options: dict, tmp_path: Path) -> None:
-    model = network(name, depth=1, **options)
-    export(model, "torch", tmp_path / "a.pt2")
+def check_torch(model: Network, path: Path) -> None:
+    export(model, "torch", path)
     extra = {"metadata.json": ""}
-    program = torch.export.load(tmp_path / "a.pt2", extra_files=extra).module()
+    program = torch.export.load(path, extra_files=extra).module()
     about = json.loads(extra["metadata.json"])
     assert json.loads(about["class_names"]) == list(model.class_names or ())
     check_everywhere(model, lambda x: program(torch.from_numpy(x)).detach().numpy())
 
 
+@pytest.mark.parametrize(("name", "options"), [("cait_nano", {"distilled": True}), ("patchconvnet_nano", {})])
+def test_torch_program(name: str, options: dict, tmp_path: Path) -> None:
+    check_torch(network(name, depth=1, **options), tmp_path / "a.pt2")
+
+
+# a torch program is the cheapest graph to make
 @pytest.mark.parametrize(
-    ("name", "int8"),
-    [
-        ("resmlp_nano", False),
-        pytest.param("patchconvnet_nano", False, marks=pytest.mark.slow),
-        pytest.param("patchconvnet_nano", True, marks=pytest.mark.slow),
-        pytest.param("cait_nano", True, marks=pytest.mark.slow),
-        ("deit_nano", True),
-    ],
+    ("name", "options"), [*QUICK_OPTIONS, *(pytest.param(*each, marks=pytest.mark.slow) for each in OPTIONS)]
 )
-def test_openvino(name: str, int8: bool, tmp_path: Path) -> None:
-    if find_spec("openvino") is None:
-        pytest.skip("openvino is not installed")
-    model = network(name, depth=1)
-    report = export(model, "openvino", tmp_path / "a.xml", int8=int8, tolerance=1.0 if int8 else None)
-    assert report.bytes == sum((tmp_path / f"a.{kind}").stat().st_size for kind in ("xml", "bin"))
+def test_torch_program_of_every_option(name: str, options: dict, tmp_path: Path) -> None:
+    check_torch(network(name, **options), tmp_path / "a.pt2")
+
+
+def check_openvino(model: Network, path: Path, int8: bool = False) -> None:
+    report = export(model, "openvino", path, int8=int8, tolerance=1.0 if int8 else None)
+    assert report.bytes == sum(path.with_suffix(kind).stat().st_size for kind in (".xml", ".bin"))
     core = import_silently("openvino").Core()
-    found = core.read_model(tmp_path / "a.xml")
+    found = core.read_model(path)
     about = {key: found.get_rt_info(["model_info", key]).astype(str) for key in ("class_names", "mean", "difference")}
     assert json.loads(about["class_names"]) == list(model.class_names or ())
     assert json.loads(about["mean"]) == list(model.preprocessing.mean)
     assert float(about["difference"]) == report.difference
     ran = core.compile_model(found, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     check_everywhere(model, lambda x: ran({"input": x})["logits"], tolerance=0.1 if int8 else 1e-5)
+
+
+with_openvino = pytest.mark.skipif(find_spec("openvino") is None, reason="openvino is not installed")
+
+
+@with_openvino
+@pytest.mark.parametrize(
+    ("name", "options", "int8"),
+    [
+        ("resmlp_nano", {}, False),
+        ("patchconvnet_nano", {"queries": "per_class"}, False),
+        pytest.param("patchconvnet_nano", {"queries": "per_class"}, True, marks=pytest.mark.slow),
+        pytest.param("patchconvnet_nano", {}, False, marks=pytest.mark.slow),
+        pytest.param("patchconvnet_nano", {}, True, marks=pytest.mark.slow),
+        pytest.param("cait_nano", {}, True, marks=pytest.mark.slow),
+        ("deit_nano", {}, True),
+    ],
+)
+def test_openvino(name: str, options: dict, int8: bool, tmp_path: Path) -> None:
+    check_openvino(network(name, depth=1, **options), tmp_path / "a.xml", int8)
+
+
+@with_openvino
+@pytest.mark.slow
+@every_option
+def test_openvino_of_every_option(name: str, options: dict, tmp_path: Path) -> None:
+    check_openvino(network(name, **options), tmp_path / "a.xml")
 
 
 SILENT = """
