@@ -21,8 +21,10 @@ import patchloom
 from conftest import stir
 from patchloom.cli.main import main
 from patchloom.errors import PatchloomError
-from patchloom.exporting import exporter, formats
+from patchloom.exporting import export, exporter, formats
+from patchloom.exporting.check import _held_out
 from patchloom.models.network import Network
+from patchloom.training.console import Console
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "run_onnx.py"
 WITHOUT_TORCH = """
@@ -91,6 +93,21 @@ def test_what_it_says(weights: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "100.0% have the same likeliest class" in first
     main(words)
     assert "in the place of an earlier file" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("hold_out", [0.5, "none"])
+def test_a_run_that_chose_its_held_out_images_is_checked_on_those(hold_out: float | str, tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    for name in ("ant", "bee"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        for i in range(4):
+            image = Image.fromarray(draw.integers(0, 256, (16, 16, 3), np.uint8))
+            image.save(tmp_path / "data" / name / f"{i}.png")
+    small = {"model_options": {"depth": 1}, "resolution": 16, "epochs": 1, "batch_size": 4, "workers": 0}
+    given = {"model": "deit_nano", "recipe": "deit@small", "hold_out": hold_out, "console": Console(quiet=True)}
+    patchloom.train(tmp_path / "data", out=tmp_path / "run", **small, **given)
+    assert len(_held_out(tmp_path / "run")) == (4 if hold_out == 0.5 else 0)
+    export(tmp_path / "run", "safetensors", tmp_path / "x.safetensors")
 
 
 def test_images_of_the_users_own(weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

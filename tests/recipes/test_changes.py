@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,16 +11,20 @@ from patchloom.errors import PatchloomError
 from patchloom.layers.residual import DropPath
 from patchloom.models.network import Network
 from patchloom.models.registry import build
-from patchloom.recipes.registry import list_recipes
+from patchloom.recipes.changes import parse_words
+from patchloom.recipes.registry import find_recipe, list_recipes
 from patchloom.tasks.job import Job, plan_job
 from patchloom.training.schedule import learning_rate
 
-PAPERS = [name for name in list_recipes() if "@" not in name]
+RECIPES = list_recipes()
+PAPERS = [name for name in RECIPES if "@" not in name]
 FAMILIES = ["deit_nano", "deit3_nano", "cait_nano", "vit_tiny_12x1", "vit_tiny_6x2", "resmlp_nano", "patchconvnet_nano"]
+POOLED = "resnet10t_attention_pool"
 
 
 def plan(model: str, recipe: str, options: dict[str, Any] | None = None, **changes: Any) -> Job:
-    return plan_job("digits", model, recipe, changes, {"depth": 3, **(options or {})})
+    depth = {} if model == POOLED else {"depth": 3}  # a trunk of timm has its own
+    return plan_job("digits", model, recipe, changes, {**depth, **(options or {})})
 
 
 def network_of(job: Job) -> Network:
@@ -39,18 +44,27 @@ def drop_rates(network: Network) -> list[float]:
     return [found.pop() for found in rates]
 
 
+@pytest.mark.parametrize("drop_path", [None, 0.3])
 @pytest.mark.parametrize("model", FAMILIES)
-@pytest.mark.parametrize("recipe", PAPERS)
-def test_what_is_recorded_is_what_the_network_and_the_schedule_have(recipe: str, model: str) -> None:
-    job = plan(model, recipe, img_size=16 if "nano" in model else 32, drop_path=0.3, epochs=20)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_what_is_recorded_is_what_the_network_and_the_schedule_have(
+    recipe: str, model: str, drop_path: float | None
+) -> None:
+    given = {} if drop_path is None else {"drop_path": drop_path}
+    job = plan(model, recipe, img_size=16 if "nano" in model else 32, epochs=20, **given)
     network, recorded = network_of(job), job.recipe
     starts = scale_starts(network)
     assert starts == (set() if recorded.layerscale is None else {round(recorded.layerscale, 8)})
     assert recorded.scale == ("layerscale" if starts else "none")
-    rates = [0.3] * 3 if recorded.drop_path_decay == "uniform" else [0.0, 0.15, 0.3]
+    rate = recorded.drop_path
+    assert rate == network.config.drop_path
+    assert rate == (drop_path if drop_path is not None else rate)
+    rates = [rate] * 3 if recorded.drop_path_decay == "uniform" else [0.0, rate / 2, rate]
     assert drop_rates(network) == pytest.approx(rates)
     assert recorded.dropout == getattr(network.config, "dropout", 0.0)
-    after = [learning_rate(recorded, step, 1) for step in range(round(recorded.warmup_epochs + 1), 21)]
+    steps = 20 * 50 if recorded.schedule_by == "step" else 20  # the last one of 20 epochs comes near the floor
+    per_epoch = steps // 20
+    after = [learning_rate(recorded, step, per_epoch) for step in range(steps + 1)]
     if recorded.schedule == "cosine":
         assert after[-1] == pytest.approx(recorded.min_lr, abs=1e-12)
         assert recorded.min_lr <= recorded.lr or any("rises" in note for note in job.notes)
@@ -88,6 +102,70 @@ def test_other_scales_keep_their_own_start(recipe: str, scale: str, start: float
         assert alphas == (set() if start is None else {start})
         assert job.recipe.layerscale is None
         assert job.recipe.scale == scale
+
+
+def test_scale_none_is_a_scale_and_not_the_models_own() -> None:
+    changes, _ = parse_words(["scale=none"])
+    job = plan("deit3_nano", "deit3_1k", **changes)
+    assert job.recipe.scale == "none"
+    assert scale_starts(network_of(job)) == set()
+    assert parse_words(["layerscale=none", "drop_path=none"])[0] == {"layerscale": None, "drop_path": None}
+
+
+def test_the_pooling_stage_of_a_convnet_has_the_recipes_layerscale() -> None:
+    for recipe, value in (("deit3_1k", 1e-4), ("cait", 0.1)):
+        job = plan(POOLED, recipe)
+        gammas = {float(p[0]) for name, p in network_of(job).pool.state_dict().items() if name.endswith("gamma")}
+        assert list(gammas) == [pytest.approx(value)] == [pytest.approx(job.recipe.layerscale)]
+    averaged = plan(POOLED, "deit3_1k", {"aggregation": "average"}).recipe
+    assert (averaged.scale, averaged.layerscale) == ("none", None)
+
+
+@pytest.mark.parametrize("recipe", PAPERS)
+def test_a_convnet_gets_no_drop_rate_by_width_or_depth(recipe: str) -> None:
+    longer = {"epochs": 800} if recipe.startswith("deit3") else {}
+    rate = plan(POOLED, recipe, img_size=64, **longer).recipe.drop_path
+    assert rate == 0 or recipe in (
+        "deit",
+        "transfer_inat18",
+        "transfer_inat19",
+        "resnet_a2",
+        "deit_cifar10",
+        "vit_augreg",
+    ), rate
+
+
+def test_gammas_that_start_at_zero_are_recorded_so() -> None:
+    job = plan("deit_nano", "depth_study", {"scale": "layerscale", "scale_init": "zero"})
+    assert job.recipe.layerscale == 0
+    assert scale_starts(network_of(job)) == {0.0}
+
+
+def test_parallel_branches_count_as_blocks() -> None:
+    for recipe in ("cait", "depth_study"):
+        wide, deep = (
+            plan_job("digits", f"vit_small_{shape}", recipe, {}, {"scale": "layerscale"}).recipe
+            for shape in ("18x2", "36x1")
+        )
+        assert (wide.drop_path, wide.layerscale) == (deep.drop_path, deep.layerscale)
+
+
+def test_scales_of_another_run_are_recorded_and_leave_no_other_start(tmp_path: Path) -> None:
+    job = plan_job("digits", "cait_nano", "cait@small", {}, {}, scales_from=tmp_path)
+    assert job.recipe.layerscale is None
+    assert str(tmp_path) in job.recipe.sources["layerscale"]
+    for changes, options in (({"layerscale": 0.5}, {}), ({}, {"scale_init": "uniform"})):
+        with pytest.raises(PatchloomError, match=r"layerscale|scale_init"):
+            plan_job("digits", "cait_nano", "cait@small", changes, options, scales_from=tmp_path)
+
+
+@pytest.mark.parametrize("recipe", [name for name in PAPERS if find_recipe(name).lr_scaling == "linear"])
+@pytest.mark.parametrize("batch", [16, 64, 4096])
+def test_a_rate_that_follows_the_batch_stays_above_its_floor(recipe: str, batch: int) -> None:
+    before, job = find_recipe(recipe), plan("deit_nano", recipe, batch_size=batch, img_size=16)
+    assert job.recipe.min_lr <= job.recipe.lr
+    assert (before.lr == before.min_lr) == (job.recipe.lr == job.recipe.min_lr) or batch < before.batch_size
+    assert not any("rises" in note for note in job.notes)
 
 
 def test_an_explicit_layerscale_reaches_the_network_or_is_refused() -> None:
@@ -151,8 +229,15 @@ def test_huge_is_fine_tuned_at_224() -> None:
     assert (job.recipe.resolution, job.recipe.drop_path) == (224, 0.55)
 
 
+def test_a_patch_that_does_not_divide_384_is_fine_tuned_at_224() -> None:
+    assert plan_job("digits", "deit3_small", "deit3_finetune", {}, {"patch_size": 14}).recipe.resolution == 224
+
+
 def test_published_forms_have_no_warmup() -> None:
-    assert plan("deit_nano", "deit", {"scale": "rezero", "scale_form": "published"}).recipe.warmup_epochs == 0
+    job = plan("deit_nano", "deit", {"scale": "rezero", "scale_form": "published"})
+    assert job.recipe.warmup_epochs == 0
+    assert "published without warm-up" in job.recipe.sources["warmup_epochs"]
+    assert any("warm-up" in note for note in job.notes)
     assert plan("deit_nano", "deit", {"scale": "rezero"}).recipe.warmup_epochs == 5
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import warnings
@@ -14,10 +15,13 @@ from torch.nn import functional as F
 
 import patchloom
 from patchloom import PatchloomError
+from patchloom.exporting import export
 from patchloom.models.preprocessing import Preprocessing
+from patchloom.recipes.recipe import Recipe
+from patchloom.tasks import prepare
 from patchloom.tasks.distill import soft_loss, teacher_loss, token_cosines
 from patchloom.tasks.job import Teaching, plan_job, teacher_place
-from patchloom.tasks.prepare import make_task, open_data
+from patchloom.tasks.prepare import _NOT_OF_IMAGES, make_task, open_data
 from patchloom.tasks.stages import resume
 from patchloom.tasks.teachers import Teacher, TeacherCache, Teachers, match_classes, open_teacher
 from patchloom.tasks.train import distill
@@ -80,12 +84,14 @@ def test_a_teacher_sees_the_same_picture_in_its_own_normalisation_and_size(teach
 
 def test_classes_are_matched_by_name_and_a_mismatch_is_refused() -> None:
     known = Teacher("t", lambda x: x, Preprocessing(), ("b", "a", "c"), 3, "")
-    assert match_classes(known, ("a", "b")).tolist() == [1, 0]
+    order, message = match_classes(known, ("a", "b"))
+    assert (order.tolist(), message) == ([1, 0], None)
     with pytest.raises(PatchloomError, match="does not know: d"):
         match_classes(known, ("a", "d"))
     nameless = Teacher("t", lambda x: x, Preprocessing(), None, 3, "")
     with pytest.raises(PatchloomError, match="3 classes without names, the data has 2"):
         match_classes(nameless, ("a", "b"))
+    assert "sorted order" in str(match_classes(nameless, ("a", "b", "c"))[1])
 
 
 def test_several_teachers_are_averaged_by_probability() -> None:
@@ -148,6 +154,37 @@ def test_a_cache_is_shared_by_what_shows_the_same_images_and_by_nothing_else(tea
     others = [folder({"seed": 1}), folder({"batch_size": 32}), folder({"erasing": 0.5}), folder({"resolution": 24})]
     others.append(folder({}, hints={"mean": (0.4,) * 3}))
     assert len({first, *others}) == 6
+
+
+def test_every_field_of_a_recipe_is_known_to_the_cache() -> None:
+    """A field that changes the images of a step belongs to the key; any other would only lose a cache."""
+    of_images = {
+        "batch_size", "accumulate", "resolution", "seed", "crop", "crop_scale", "flip", "augmentation", "three_augment",
+        "magnitude", "color_jitter", "affine", "erasing", "mixup", "cutmix", "mix_probability", "switch_probability",
+        "repeated_augmentation", "interpolation", "pixels", "shard",
+    }  # fmt: skip
+    fields = {field.name for field in dataclasses.fields(Recipe)}
+    assert fields - of_images == _NOT_OF_IMAGES
+
+
+def test_the_teacher_may_work_at_the_students_size(teacher: Path, tmp_path: Path, monkeypatch) -> None:
+    seen = []
+    opened = prepare.open_teacher
+    monkeypatch.setattr(prepare, "open_teacher", lambda *given: seen.append(opened(*given)) or seen[-1])
+    settings = {**TINY, "resolution": 24, "teaching": {"hints": {"img_size": "student"}}}
+    distill(teacher, "digits", model="deit_nano", how="hard", out=tmp_path / "run", **settings, **QUIET)
+    assert [one.how.img_size for one in seen] == [(24, 24)]
+
+
+def test_an_onnx_teacher_takes_its_own_size_and_number_of_classes_only(tmp_path: Path) -> None:
+    network = patchloom.create_model("deit_nano", num_classes=3, img_size=16, depth=1)
+    network.class_names = ("a", "b", "c")
+    export(network, "onnx", tmp_path / "t.onnx")
+    teacher = open_teacher(str(tmp_path / "t.onnx"), CPU, {"img_size": 16, "num_classes": 3})
+    assert (teacher.class_names, teacher.how) == (("a", "b", "c"), network.preprocessing)
+    for hints in ({"img_size": 32}, {"num_classes": 4}, {"heads": 3}):
+        with pytest.raises(PatchloomError, match=r"16 x 16|has 3 classes|means nothing"):
+            open_teacher(str(tmp_path / "t.onnx"), CPU, hints)
 
 
 def test_a_teacher_that_changed_is_noticed(teacher: Path, tmp_path: Path) -> None:

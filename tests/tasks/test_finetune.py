@@ -316,7 +316,7 @@ def test_flowers_tune_the_attention_of_deit3(tmp_path: Path) -> None:
         job = plan_finetune(base, "digits", "transfer_flowers@small", {}, {}, tune=given)
         assert job.start is not None
         assert (job.start.tune, job.recipe.tune) == (expected, expected)
-    with pytest.raises(PatchloomError, match="which"):
+    with pytest.raises(PatchloomError, match="contradicts"):
         plan_finetune(base, "digits", "transfer_flowers@small", {"tune": "ffn"}, {}, tune="all")
     with pytest.raises(PatchloomError, match="finetune"):
         plan_job("digits", "deit3_nano", "deit@small", {"tune": "ffn"}, {})

@@ -81,6 +81,21 @@ def test_shards_with_an_average_need_no_checkpoint_at_the_end_of_an_epoch(tmp_pa
     assert len(Run.open(tmp_path / "run").records()) == 3
 
 
+def test_synchronised_batchnorm_makes_two_processes_equal_one(tmp_path: Path) -> None:
+    words = [
+        "digits", "--model", "patchconvnet_nano", "--recipe", "patchconvnet@small", "model.depth=1", "model.norm=batch",
+        "model.scale_value=1.0", "img_size=16", "batch_size=128", "epochs=1", "seed=5", "workers=0", "drop_path=0",
+        "mixup=0", "affine=0",
+    ]  # fmt: skip
+    run("train", *words, "--out", str(tmp_path / "one"))
+    for name in ("true", "false"):
+        run("train", *words, f"sync_batchnorm={name}", "--out", str(tmp_path / name), processes=2)
+    want, synced, apart = (tensors(tmp_path / name) for name in ("one", "true", "false"))
+    weights = [name for name in want if name.endswith("weight") and want[name].ndim > 1]
+    distances = [max(float((one[n] - want[n]).abs().max()) for n in weights) for one in (synced, apart)]
+    assert distances[0] < distances[1] / 10
+
+
 def test_processes_agree_on_running_statistics(tmp_path: Path) -> None:
     """BatchNorm's statistics are those of all processes: what is exported scores as what was evaluated."""
     out = tmp_path / "run"

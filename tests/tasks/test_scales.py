@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 import patchloom
 from patchloom import PatchloomError
+from patchloom.cli.main import main
 from patchloom.tasks.carry_out import resume
 from patchloom.tasks.train import finetune, train
 from patchloom.training.console import Console
@@ -61,6 +62,15 @@ def test_a_fresh_network_with_the_scales_of_another(model: str, scale: str, tmp_
     base.unlink()  # the run has its own copy
     resume(run.folder, Console(quiet=True), more_epochs=1)
     assert all(torch.equal(before[name], tensor) for name, tensor in scales(exported).items())
+
+
+def test_the_documented_command(tmp_path: Path) -> None:
+    base, options = saved(tmp_path, "cait_nano"), ["model.scale_trainable=false", "model.depth=2", "img_size=16"]
+    words = ["--model", "cait_nano", "--recipe", "cait@small", "epochs=1", "workers=0", *options]
+    main(["train", "digits", *words, "--scales-from", str(base), "--out", str(tmp_path / "run")])
+    before, after = scales(base), scales(tmp_path / "run" / "export" / "model.safetensors")
+    assert before
+    assert all(torch.equal(before[name], after[name]) for name in before)
 
 
 @pytest.mark.parametrize(

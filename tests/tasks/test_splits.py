@@ -11,6 +11,7 @@ import yaml
 from PIL import Image
 
 import patchloom
+from patchloom.cli.main import main
 from patchloom.errors import PatchloomError
 from patchloom.tasks.carry_out import resume
 from patchloom.tasks.evaluate import scores
@@ -53,6 +54,36 @@ def test_a_run_keeps_its_splits_and_evaluate_takes_its_test_split(tmp_path: Path
     resume(run.folder, Console(quiet=True), more_epochs=1)
     assert scores(run.folder, data).summary()["count"] == 4
     assert yaml.safe_load((run.folder / "recipe.yaml").read_text())["train_split"] == "train+val"
+
+
+def test_only_the_test_split_of_a_run_must_be_in_the_data(tmp_path: Path) -> None:
+    data = photos(tmp_path / "data", {"train": 4, "val": 3, "test": 2})
+    run = patchloom.train(data, out=tmp_path / "run", train_split="train+val", test_split="test", **SMALL)
+    part = photos(tmp_path / "part", {"val": 3, "test": 2})
+    assert all(key.startswith("test/") for key in scores(run.folder, part).keys)
+
+
+def test_a_split_that_is_named_is_the_datas(tmp_path: Path) -> None:
+    data = photos(tmp_path / "data", {"train": 4, "val": 3, "test": 2})
+    run = patchloom.train(data, out=tmp_path / "run", train_split="all", **SMALL)
+    for split, count in (("train", 8), ("val", 6), ("test", 4)):
+        keys = scores(run.folder, data, split=split).keys
+        assert len(keys) == count
+        assert all(key.startswith(f"{split}/") for key in keys)
+    with pytest.raises(PatchloomError, match="--split is empty"):
+        scores(run.folder, data, split="")
+
+
+def test_the_command_takes_splits(tmp_path: Path, capsys) -> None:
+    data = photos(tmp_path / "data", {"train": 4, "val": 3, "test": 2})
+    words = ["--model", "deit_nano", "--recipe", "deit@small", "model.depth=1", "img_size=16", "epochs=1", "workers=0"]
+    splits = ["--train-split", "train+val", "--test-split", "test"]
+    main(["train", str(data), "--out", str(tmp_path / "run"), *words, *splits])
+    assert "14 training images, 4 held out" in capsys.readouterr().out
+    flat = photos(tmp_path / "flat", {".": 10})
+    for asked, counts in (("0.3", "14 training images, 6 held out"), ("none", "20 training images, 0 held out")):
+        main(["train", str(flat), "--out", str(tmp_path / asked), *words, "--hold-out", asked])
+        assert counts in capsys.readouterr().out
 
 
 def test_without_held_out_images_all_are_trained_on(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from PIL import Image
 import patchloom
 from patchloom import PatchloomError
 from patchloom.cli.main import main
+from patchloom.exporting import export
 from patchloom.tasks.sweep import sweep
 
 
@@ -38,6 +39,26 @@ def test_rows_are_separate_evaluations_in_the_given_order(setting: str, values: 
             {name: one[name] for name in ("count", "top1", "top5", "loss", "ece")}
         )
     assert len({row["loss"] for row in rows}) == 3
+
+
+def test_an_onnx_file_is_swept_as_its_network_is(model: str, tmp_path: Path) -> None:
+    export(model, "onnx", tmp_path / "m.onnx")
+    ours, theirs = (sweep(of, "digits", "crop_ratio", (0.7, 1.0)) for of in (model, str(tmp_path / "m.onnx")))
+    for one, other in zip(ours, theirs, strict=True):  # crop, normalisation and class names are in the file
+        assert other["loss"] == pytest.approx(one["loss"], rel=1e-5)
+    assert patchloom.evaluate(str(tmp_path / "m.onnx"), "digits")["top1"] == patchloom.evaluate(model, "digits")["top1"]
+    with pytest.raises(PatchloomError, match="16 x 16 pixels only, not 24 x 24"):
+        patchloom.evaluate(str(tmp_path / "m.onnx"), "digits", resolution=24)
+    with pytest.raises(PatchloomError, match="only `evaluate` and `--disagreement`"):
+        patchloom.predict(str(tmp_path / "m.onnx"), "x.png")
+
+
+@pytest.mark.parametrize(
+    "words", [["--crop-ratio", "0.7", "1", "FROM", "digits"], ["FROM", "--crop-ratio", "0.7", "1", "digits"]]
+)
+def test_values_may_stand_before_the_model_and_the_data(words: list[str], model: str, capsys) -> None:
+    main(["evaluate", *(model if word == "FROM" else word for word in words), "--json"])
+    assert [row["crop_ratio"] for row in json.loads(capsys.readouterr().out)["sweep"]] == [0.7, 1.0]
 
 
 def test_one_setting_is_swept_and_the_other_kept(model: str) -> None:
@@ -73,7 +94,7 @@ def test_the_command_prints_a_table_json_and_a_chart(model: str, tmp_path: Path,
         (["--crop-ratio", "0.8", "1", "--figure", "chart.txt"], "not 'chart.txt'"),
         (["--crop-ratio", "0.8", "1", "--figure", "nowhere/chart.png"], "no folder nowhere"),
         (["--crop-ratio", "0.8", "--figure", "chart.png"], "--figure cannot be used with one evaluation"),
-        (["--crop-ratio", "0.8", "weights"], "'weights' is not a number; FROM and DATA come before"),
+        (["--crop-ratio", "0.8", "weights"], "'weights' is not a number"),
     ],
 )
 def test_what_cannot_be_swept_is_refused(words: list[str], message: str, model: str, capsys, monkeypatch) -> None:

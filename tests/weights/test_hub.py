@@ -159,6 +159,24 @@ def test_tags_of_the_papers_networks_have_the_papers_crop_and_imagenets_names(mo
     assert hub._paper_family("vit_tiny_patch16_224") is None  # not of the papers: timm's crop stays
 
 
+def test_a_tag_stands_for_one_file_at_every_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    fetched = []
+
+    def repository(name: str, label: str) -> Checkpoint:
+        fetched.append(name)
+        return Checkpoint(label, {}, {})
+
+    monkeypatch.setattr(hub, "_from_repository", repository)
+    for tag in ("deit_base.fb_in1k", "deit3_base.fb_in1k", "cait_xxs24.fb_dist_in1k", "deit_base_distilled.fb_in1k"):
+        notes = {size: hub.fetch(tag, size).notes for size in (None, (224, 224), (160, 160), (384, 384))}
+        assert len(set(fetched)) == 1
+        assert "_384." not in fetched.pop()
+        fetched.clear()
+        assert [size for size, note in notes.items() if "fine-tuned at this size" in " ".join(note)] == [(384, 384)]
+    hub.fetch("deit_base_patch16_384.fb_in1k", None)
+    assert "_384." in fetched.pop()
+
+
 def test_paths_are_not_taken_for_tags(tmp_path: Path) -> None:
     assert not is_remote(tmp_path / "a.b")
     assert not is_remote("weights.safetensors")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from patchloom.cli.output import print_json
@@ -13,8 +13,10 @@ from patchloom.cli.output import print_json
 
 def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
     parser = commands.add_parser("evaluate", parents=[shared], help="how good a model is on labelled images")
-    parser.add_argument("model", metavar="FROM", nargs="?", help="a run, an export, a file of weights, a published tag")
-    parser.add_argument("data", metavar="DATA", nargs="?", help="labelled images, as for training")
+    # SUPPRESS: an absent positional must not overwrite what _Values found
+    either = {"nargs": "?", "default": argparse.SUPPRESS}
+    parser.add_argument("model", metavar="FROM", **either, help="a run, an export, a file of weights, a published tag")
+    parser.add_argument("data", metavar="DATA", **either, help="labelled images, as for training")
     parser.add_argument("--labels", help="the label column of a CSV manifest")
     parser.add_argument(
         "--split",
@@ -22,15 +24,15 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--crop-ratio",
-        type=_number(float),
-        nargs="+",
+        action=_Values,
+        kind=float,
         metavar="RATIO",
         help="share of the resized image that the test crop covers; several values: one row each",
     )
     parser.add_argument(
         "--resolution",
-        type=_number(int),
-        nargs="+",
+        action=_Values,
+        kind=int,
         metavar="PIXELS",
         help="another image size; several values: one row each",
     )
@@ -38,16 +40,20 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
     parser.add_argument("--fusion", help="of both heads: logits (their mean, the default) or softmax (its sum)")
     parser.add_argument("--base", help="of a delta: the weights that it was made from")
     parser.add_argument("--probe", help="linear or knn: judge frozen embeddings instead of the head")
-    parser.add_argument("--k", type=int, help="neighbours of --probe knn (default: 10)")
-    parser.add_argument("--temperature", type=float, help="of the votes of --probe knn (default: 0.07, as DINO)")
+    parser.add_argument("--k", type=int, help="number of neighbours of --probe knn (default: 10)")
+    parser.add_argument("--temperature", type=float, help="temperature of the kNN votes (default: 0.07, as in DINO)")
     parser.add_argument("--disagreement", nargs="+", metavar="MODEL", help="how often models decide differently")
     parser.add_argument("--data", dest="shown", metavar="DATA", help="the images of --disagreement")
     parser.add_argument("--figure", metavar="FILE.png", help="draw a sweep or the disagreement")
-    parser.add_argument("--class-map", metavar="FILE.json", help="names in the data -> names in the model")
+    parser.add_argument(
+        "--class-map",
+        metavar="FILE.json",
+        help="JSON object: class names of the data -> class names or indices of the model",
+    )
     parser.add_argument("--int8", action="store_true", help="with products of bytes: faster, and not exact")
     parser.add_argument("--real", metavar="FILE.json", help="ImageNet's reassessed labels: a list of labels an image")
     parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--workers", type=int, default=0, help="processes that read images")
+    parser.add_argument("--workers", type=int, help="number of processes that read images (default: 0)")
     parser.add_argument("--strict", action="store_true", help="unreadable files are an error, not skipped")
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.set_defaults(run=run_evaluate)
@@ -61,20 +67,32 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run_predict)
 
 
-def _number(kind: type) -> Callable[[str], Any]:
-    """The type of an option with several values, which also takes a path that stands behind it: say so clearly."""
+class _Values(argparse.Action):
+    """One or more numbers. argparse also hands over FROM and DATA where they stand behind the numbers: they become
+    what they would be in front of them."""
 
-    def convert(word: str) -> Any:
-        try:
-            return kind(word)
-        except ValueError:
-            called = "a whole number" if kind is int else "a number"
-            raise argparse.ArgumentTypeError(f"{word!r} is not {called}; FROM and DATA come before it") from None
+    def __init__(self, option_strings: Sequence[str], dest: str, kind: type, **options: Any) -> None:
+        super().__init__(option_strings, dest, **{**options, "nargs": "+"})
+        self.kind = kind
 
-    return convert
+    def __call__(self, parser: Any, namespace: argparse.Namespace, words: Any, option: str | None = None) -> None:
+        numbers: list[Any] = []
+        for i, word in enumerate(words):
+            try:
+                numbers.append(self.kind(word))
+            except ValueError:
+                free = [name for name in ("model", "data") if getattr(namespace, name, None) is None]
+                if not i or len(words) - i > len(free):
+                    called = "a whole number" if self.kind is int else "a number"
+                    parser.error(f"argument {option}: {word!r} is not {called}")
+                for name, given in zip(free, words[i:], strict=False):
+                    setattr(namespace, name, given)
+                break
+        setattr(namespace, self.dest, numbers)
 
 
 def run_evaluate(options: argparse.Namespace) -> None:
+    options.model, options.data = (getattr(options, name, None) for name in ("model", "data"))
     if not options.probe and (options.k is not None or options.temperature is not None):
         from patchloom.errors import PatchloomError
 
@@ -141,7 +159,9 @@ def _refuse(options: argparse.Namespace, what: str, names: Sequence[str]) -> Non
     """Options that would change nothing are an error, not silence."""
     from patchloom.errors import PatchloomError
 
-    if given := [f"--{name.replace('_', '-')}" for name in names if getattr(options, name)]:
+    absent = (None, False)
+    given = [f"--{name.replace('_', '-')}" for name in names if not any(getattr(options, name) is x for x in absent)]
+    if given:
         raise PatchloomError(f"{', '.join(given)} cannot be used with {what}.")
 
 
@@ -160,7 +180,7 @@ def _run_probe(options: argparse.Namespace) -> None:
         crop_ratio=options.crop_ratio,
         base=options.base,
         batch=options.batch,
-        workers=options.workers,
+        workers=options.workers or 0,
         k=options.k,
         temperature=options.temperature,
         console=Console(sys.stderr),
@@ -178,10 +198,12 @@ def _run_scores(options: argparse.Namespace) -> None:
     from patchloom.tasks.evaluate import real_accuracy, scores
 
     _refuse(options, "one evaluation: it draws a sweep or --disagreement", ("figure",))
-    result = scores(options.model, options.data, **_score_options(options))
+    given = _score_options(options)
+    real = _read_json(options.real) if options.real else None
+    result = scores(options.model, options.data, **given)
     summary = result.summary()
-    if options.real:
-        summary |= real_accuracy(result, _read_json(options.real))
+    if real is not None:
+        summary |= real_accuracy(result, real)
     if options.json:
         print_json({**summary, "confusion": result.confusion().tolist()})
         return
@@ -209,10 +231,11 @@ def _score_options(options: argparse.Namespace) -> dict[str, Any]:
         "fusion": options.fusion or "logits",
         "base": options.base,
         "batch": options.batch,
-        "workers": options.workers,
+        "workers": options.workers or 0,
         "strict": options.strict or options.real is not None,  # ReaL counts files by number: none may be left out
         "class_map": _read_json(options.class_map) if options.class_map else None,
         "int8": options.int8,
+        "imagenet_only": options.real is not None,
         "console": Console(sys.stderr),
     }
 

@@ -56,7 +56,7 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("start", metavar="FROM", help="a run, an export, a file of weights, a published tag")
     parser.add_argument("data", metavar="DATA", help="class folders, a CSV manifest, 'digits', ...")
-    parser.add_argument("--recipe", help="default: the paper's, or new_classes where the classes are new")
+    parser.add_argument("--recipe", help="default: the family's fine-tuning, or new_classes where the classes are new")
     parser.add_argument("--resolution", type=int, help="another image size")
     parser.add_argument("--tune", help="train all, attention, ffn or head (default: as the recipe says)")
     parser.add_argument("--delta", action="store_true", help="also export only what changed")
@@ -81,7 +81,9 @@ def _run_options() -> argparse.ArgumentParser:
     options.add_argument("--train-split", metavar="SPLIT", help="train on this split, or several: train+val")
     options.add_argument("--test-split", metavar="SPLIT", help="hold out this split; default: val, or else test")
     options.add_argument(
-        "--hold-out", metavar="none|FRACTION", help="of data without a validation split (default: 0.2)"
+        "--hold-out",
+        metavar="none|FRACTION",
+        help="fraction of each class to hold out when the data has no validation split, or none (default: 0.2)",
     )
     options.add_argument("--strict", action="store_true", help="unreadable files are an error, not skipped")
     options.add_argument("--plan", action="store_true", help="say what would be done and how long it takes, and stop")
@@ -93,7 +95,9 @@ def _run_options() -> argparse.ArgumentParser:
 def _teaching_options() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(add_help=False)
     options.add_argument("--teacher", action="append", default=[], help="a teacher; several are averaged")
-    options.add_argument("--how", help="hard, soft or token (the default): how the teacher teaches")
+    options.add_argument(
+        "--how", help="hard, soft or token: the form of distillation (default: token for DeiT, hard for other families)"
+    )
     options.add_argument("--weight", type=float, help="of the teacher's term (default: 0.1 for soft, 0.5 otherwise)")
     options.add_argument("--tau", type=float, help="temperature of soft distillation (default: 3)")
     options.add_argument("--kl", help="paper (the default) or published: the form of soft distillation")

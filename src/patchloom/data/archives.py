@@ -28,7 +28,6 @@ from patchloom.data.sources import (
     Item,
     Rows,
     Source,
-    Splits,
     class_notes,
     count,
     label_by_name,
@@ -74,24 +73,6 @@ _TORCHVISION: dict[str, dict[str, dict[str, Any]]] = {
     "INaturalist": {},  # what is there decides: see _inaturalist_splits
     "ImageNet": {"train": {"split": "train"}, "val": {"split": "val"}},
 }
-
-
-# the papers transfer to Flowers-102 from train + val, 2,040 images, and test on 6,149 (thesis Table 2.3)
-_TRANSFER = {"Flowers102": ("train+val", "test")}
-
-
-def official_splits(where: str, recipe: str, asked: Splits) -> Splits:
-    """What is asked for; for the rest, what a transfer recipe takes of this data, if that is not the usual split."""
-    prefix, _, rest = where.partition(":")
-    usual = _TRANSFER.get(rest.partition(":")[0]) if prefix == "torchvision" else None
-    if usual is None or not recipe.startswith(("transfer_", "grafit_transfer")):
-        return asked
-    test = asked.test or (usual[1] if asked.hold_out is None else None)
-    others = [name for name in usual[0].split("+") if name not in (test or "").split("+")]
-    train = asked.train or "+".join(others) or None
-    if train and test and asked.test is None and test in train.split("+"):
-        test = None  # what remains is chosen as usual
-    return Splits(train, test, asked.hold_out)
 
 
 def _open_torchvision(rest: str, labels: str | None) -> Source:

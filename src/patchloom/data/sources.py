@@ -404,6 +404,12 @@ def count(number: int, one: str, many: str | None = None) -> str:
     return f"{number} {one if number == 1 else many or one + 's'}"
 
 
+def spread(items: Sequence[Item], most: int) -> list[Item]:
+    """At most `most` of them, evenly over the whole list: of sorted images, from all classes."""
+    count = min(most, len(items))
+    return [items[i * len(items) // count] for i in range(count)]
+
+
 @dataclass(frozen=True)
 class Splits:
     """Which splits are asked for, several joined as "train+val"; None: the data's own, see `split_source`."""
@@ -416,7 +422,9 @@ class Splits:
         if self.hold_out is None:
             return
         if self.test is not None:
-            raise PatchloomError(f"--test-split {self.test} and --hold-out {self.hold_out}: which?")
+            raise PatchloomError(
+                f"--test-split {self.test} and --hold-out {self.hold_out} exclude each other: give one."
+            )
         try:
             share = 0.0 if self.hold_out == "none" else float(self.hold_out)
         except ValueError:

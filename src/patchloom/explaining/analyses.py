@@ -12,10 +12,11 @@ import torch
 
 from patchloom.data.images import resize_and_crop
 from patchloom.data.mixing import normalise
-from patchloom.data.sources import Item, Source
+from patchloom.data.sources import Item, Source, spread
 from patchloom.errors import PatchloomError
 from patchloom.explaining.weights import scales, sparsity
 from patchloom.models.network import Network
+from patchloom.tasks.classify import NORM_IMAGES
 from patchloom.tasks.compare import disagreement
 from patchloom.tasks.evaluate import open_items, open_model
 from patchloom.tasks.probe import embeddings
@@ -23,7 +24,6 @@ from patchloom.training.console import Console
 from patchloom.training.norms import branch_norms
 from patchloom.training.run import Run
 
-NORM_IMAGES = 64  # of which branch norms are averaged
 EMBEDDED = 500  # images at most unless asked for more, evenly spread: t-SNE takes long
 LEAST = 8  # images that embeddings are analysed of
 
@@ -82,18 +82,12 @@ def _logged_norms(model: From) -> list[dict[str, Any]]:
 
 def _norms(network: Network, source: Source, items: Sequence[Item]) -> dict[str, float]:
     how, device = network.preprocessing, next(network.parameters()).device
-    pictures = [np.asarray(resize_and_crop(source.read(item), how)) for item in _spread(items, NORM_IMAGES)]
+    pictures = [np.asarray(resize_and_crop(source.read(item), how)) for item in spread(items, NORM_IMAGES)]
     return branch_norms(network, normalise(torch.from_numpy(np.stack(pictures)).to(device), how.mean, how.std))
 
 
-def _spread(items: Sequence[Item], most: int) -> list[Item]:
-    """At most so many, evenly over all."""
-    count = min(most, len(items))
-    return [items[i * len(items) // count] for i in range(count)]
-
-
 def _embeddings(network: Network, source: Source, items: Sequence[Item], count: int) -> dict[str, Any]:
-    chosen = _spread(items, count)
+    chosen = spread(items, count)
     if len(chosen) < LEAST:
         raise PatchloomError(f"Embeddings are analysed of at least {LEAST} images; {source.where} gives {len(chosen)}.")
     vectors = embeddings(network, source, chosen, network.preprocessing).astype(np.float64)

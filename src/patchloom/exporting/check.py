@@ -22,7 +22,7 @@ from patchloom.errors import PatchloomError
 from patchloom.exporting.formats import Request, Runner
 from patchloom.models.network import Network
 from patchloom.serve.samples import find_samples
-from patchloom.tasks.evaluate import choose_items, expand_images
+from patchloom.tasks.evaluate import choose_items, expand_images, held_out_by
 from patchloom.training.run import Run
 
 BATCHES = (2, 5, 1)  # up and down: a runtime that keeps the shape of its last answer is found out
@@ -74,10 +74,11 @@ def _held_out(model: str | PathLike[str]) -> list[Image.Image]:
     place = Path(model).resolve()
     for folder in (place, *place.parents[:2]):  # the run, its export or checkpoints, a file in them
         with suppress(PatchloomError, OSError, KeyError):
-            data = Run.open(folder).about()["data"]
-            if data["where"] == "digits" or Path(data["where"]).exists():
-                source = open_source(data["where"])
-                items, _ = choose_items(source, None, data.get("held_out"))
+            run = Run.open(folder)
+            where = run.about()["data"]["where"]
+            if where == "digits" or Path(where).exists():
+                source = open_source(where, run.settings.get("labels"))
+                items, _ = choose_items(source, None, held_out_by(folder, where))
                 return [source.read(item) for item in _spread(items)]
     return []
 

@@ -329,8 +329,8 @@ def stem(x: Tensor, weights: Tensor, stages: list[int], int8: bool) -> Tensor:
 
 
 @_operator(
-    "attention_blocks_(Tensor(a!) x, Tensor weights, int heads, int inner, int hidden, bool mixed, float scale, float eps, "
-    "float eps_ffn, bool paired, bool int8) -> ()",
+    "attention_blocks_(Tensor(a!) x, Tensor weights, int heads, int inner, int hidden, bool mixed, float scale, "
+    "float eps, float eps_ffn, bool paired, bool int8) -> ()",
     _nothing,
 )
 def attention_blocks_(

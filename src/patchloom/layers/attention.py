@@ -173,12 +173,12 @@ def few_queries(dim: int, heads: int) -> int:
 
 
 class ClassAttention(Attention):
-    """The first `queries` tokens ask, all tokens answer; the patches are not updated (CaiT: ICCV section 3,
-    thesis 3.6).
+    """The first `queries` tokens are the queries, all tokens are keys and values; the patches are not updated (CaiT:
+    ICCV section 3, thesis 3.6).
 
-    In training few tokens ask without keys and values being made, unless the plain form is asked for.
+    In training with few queries no keys and values are computed, unless the plain form is asked for.
 
-    `in_keys=False` leaves the asking tokens out of keys and values (CaiT's ablation; PatchConvNet with one query per
+    `in_keys=False` leaves the query tokens out of keys and values (CaiT's ablation; PatchConvNet with one query per
     class). `role` is "attention" in CaiT and "pool" where the layer replaces a convnet's pooling.
     """
 

@@ -61,7 +61,7 @@ IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {name: getattr(torch.ops.aten,
 
 
 def activate(x: Tensor, made_by: nn.Module, kind: str) -> Tensor:
-    """The activation called `kind` of what `made_by` has just put out; in inference written over x."""
+    """Apply the activation `kind` to x, the output of `made_by`. In inference x is overwritten."""
     return (IN_PLACE if unseen(made_by) and _of_the_house(made_by) else ACTIVATIONS)[kind](x)
 
 

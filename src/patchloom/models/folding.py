@@ -20,7 +20,7 @@ class Form(NamedTuple):
     kernels        with the C++ kernels
     int8           there, with products of bytes
     few            few tokens ask: the last block and what comes after it
-    side_by_side   parallel branches that are alike in one
+    side_by_side   parallel branches of the same shape are computed as one wider branch
     """
 
     kernels: bool

@@ -61,7 +61,7 @@ def fuse(
     kernels            use the C++ kernels where they can be used: float32 on a CPU that has the instructions
     int8               multiply bytes, with the kernels: not exact, faster still
     paired             seven products of halves for eight, where that is faster: tokens in pairs share their rounding
-    side_by_side       parallel branches that are alike as one branch with wider layers; otherwise one after another
+    side_by_side       compute parallel branches of the same shape as one wider branch, not one after another
     """
     network = copy.deepcopy(unwrapped(model)).eval().requires_grad_(False)
     if network.fused:

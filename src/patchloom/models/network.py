@@ -82,7 +82,8 @@ class Network(nn.Module):
     Prefix tokens (class, distillation, or one a class) join the trunk before block `join_at`; with `join_at=None`
     they meet the patches only in the `pool` stage, whose blocks update them and leave the patches as they are.
     Without prefix tokens the patches are averaged. `position_prefix` prefix tokens have a position too; with None
-    there are no positions at all. `dropout` is the rate of what enters the first block.
+    there are no positions at all. `dropout` is the dropout rate of the tokens that
+    enter the first block.
     """
 
     ROLES = {

@@ -46,8 +46,10 @@ class PoolConfig(Config):
             )
 
     @property
-    def scale_start(self) -> float:
-        """LayerScale's initial value: `scale_value`, or 1e-4."""
+    def scale_start(self) -> float | None:
+        """LayerScale's initial value: `scale_value`, or 1e-4; None with an average, which has no pooling stage."""
+        if self.aggregation == "average":
+            return None
         return 1e-4 if self.scale_value is None else self.scale_value
 
     @property
@@ -103,8 +105,11 @@ def pool_stage(config: PoolConfig) -> list[Block]:
     if config.aggregation == "average":
         return []
 
+    start = config.scale_start
+    assert start is not None
+
     def residual(layer: nn.Module) -> Residual:
-        return Residual([Branch(make_norm("layer", config.dim), layer, LayerScale(config.dim, config.scale_start))])
+        return Residual([Branch(make_norm("layer", config.dim), layer, LayerScale(config.dim, start))])
 
     attention = ClassAttention(config.dim, config.heads, in_keys=config.queries == "one", role="pool")
     return [Block(residual(attention), residual(FFN(config.dim, int(config.dim * config.mlp_ratio))))]

@@ -53,9 +53,7 @@ class VitConfig(Config):
     norm_position: Literal["pre", "post"] = "pre"  # post: after each sum, which replaces the final norm too
     talking_heads: bool = False
     scale: ScaleName = "none"
-    scale_value: float | None = (
-        None  # at the start; None: layerscale, epsilon by scale_rule; rezero, skipinit 0; others 1
-    )
+    scale_value: float | None = None  # start; None: by scale_rule (layerscale, epsilon), 0 (rezero, skipinit) or 1
     scale_rule: Literal["depth", "fixed"] = "depth"  # start: layerscale_value(depth), or 1e-4 (DeiT III)
     scale_init: Literal["constant", "zero", "uniform"] = "constant"
     scale_form: Literal["amended", "published"] = "amended"  # amended: with pre-norm (thesis Table 3.11)
@@ -93,8 +91,10 @@ class VitConfig(Config):
             ("scale_trainable", learned, not self.scale_trainable),
         ):
             if given and self.scale not in needed:
+                also = "" if self.scale_scalar else " (or t-fixup with scale_scalar=True)"
                 raise PatchloomError(
-                    f"{option} of {self.name} needs a scale of {', '.join(needed)}, not {self.scale!r}."
+                    f"{option} of {self.name} needs a scale of {', '.join(needed)}{also * (needed is learned)}, not "
+                    f"{self.scale!r}."
                 )
         if self.norm_position == "post" and self.scale_form == "published":
             raise PatchloomError(f"norm_position='post' of {self.name} needs norms; scale_form='published' has none.")
@@ -118,7 +118,10 @@ class VitConfig(Config):
     def scale_start(self) -> float | None:
         if self.scale not in ("layerscale", "epsilon"):
             return None
-        by_rule = 1e-4 if self.scale_rule == "fixed" else layerscale_value(self.depth)
+        if self.scale_init == "zero":
+            return 0.0
+        # P parallel branches count as P blocks, as for the drop rates
+        by_rule = 1e-4 if self.scale_rule == "fixed" else layerscale_value(self.depth * self.branches)
         return by_rule if self.scale_value is None else self.scale_value
 
     @property

@@ -33,21 +33,17 @@ _STUDY = {12: 0.05, 18: 0.10, 24: 0.20, 36: 0.25, 48: 0.30}
 def cait(model: Config | None = None) -> Recipe:
     """DeiT's procedure for longer, with the drop rate and LayerScale's start of the model; CaiT-S24's without one."""
     size = size_of(model) if model else _REFERENCE
-    depth = model.depth if model else _REFERENCE[1]
-    return cite(_CAIT, drop_path=drop_rate(model), layerscale=_layerscale(size[0], depth))
+    return cite(_CAIT, drop_path=drop_rate(model), layerscale=_layerscale(*size))
 
 
 def depth_study(model: Config | None = None) -> Recipe:
     """DeiT's procedure with the drop rate of the depth study; 12 blocks' without a model."""
-    depth = model.depth if model else 12
+    depth = size_of(model)[1] if model else 12
     listed = min(_STUDY, key=lambda known: (abs(known - depth), known))
     where = "the supplement, A.1" if listed == 48 else "thesis Table 3.11"
     remark = "" if listed == depth else f"; inferred for {depth} blocks: the nearest listed depth"
-    return cite(
-        _DEPTH_STUDY,
-        drop_path=(_STUDY[listed], f"{where}: {_STUDY[listed]:g} for {listed} blocks{remark}"),
-        layerscale=_layerscale(384, depth),
-    )
+    rate = _STUDY[listed], f"{where}: {_STUDY[listed]:g} for {listed} blocks{remark}"
+    return cite(_DEPTH_STUDY, drop_path=for_patches(model, rate), layerscale=_layerscale(384, depth))
 
 
 def drop_rate(model: Config | None) -> Cited:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import types
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from patchloom.errors import PatchloomError, did_you_mean
 from patchloom.models.config import Config
 from patchloom.recipes.cited import Cited, cite
-from patchloom.recipes.deit3 import finetune_at_224, longer_1k, longer_21k
-from patchloom.recipes.patchconvnet import rate_at_batch
 from patchloom.recipes.recipe import Recipe
+from patchloom.recipes.registry import on_change
 
 _ALIASES = {"img_size": "resolution"}
 
@@ -27,7 +26,7 @@ def parse_words(words: Iterable[str], extra: Collection[str] = ()) -> tuple[dict
     for word in words:
         key, equals, value = word.partition("=")
         if not equals:
-            raise PatchloomError(f"{word!r} is no key=value.")
+            raise PatchloomError(f"{word!r} is not a setting: settings are written key=value.")
         if key.startswith("model."):
             options[key.removeprefix("model.")] = _guess(value)
             continue
@@ -50,7 +49,7 @@ def apply_changes(recipe: Recipe, changes: Mapping[str, Any], model: Config | No
 
     Fields that are not named follow those that are: the rate follows the batch where the recipe scales it, warm-up and
     step decay keep their share of a shorter run, a paper's own rules for longer runs, other batches or resolutions
-    apply, and the floor of the rate is never above a rate that was changed.
+    apply, a constant rate stays constant, and the floor of the rate is never above a rate that was changed.
     """
     named = {_ALIASES.get(key, key): value for key, value in changes.items()}
     changed, notes = recipe.replace(**named), []
@@ -79,24 +78,19 @@ def _consequences(recipe: Recipe, changed: Recipe, model: Config | None) -> dict
     if changed.epochs != recipe.epochs and recipe.decay_epochs:
         marks = tuple(round(mark * changed.epochs / recipe.epochs) for mark in recipe.decay_epochs)
         found["decay_epochs"] = marks, f"the same shares of the run as {recipe.decay_epochs} of {recipe.epochs}"
-    if changed.lr < changed.min_lr and changed.lr != recipe.lr:
-        found["min_lr"] = changed.lr, f"no floor above the rate; {recipe.name} has {recipe.min_lr:.3g}"
     if changed.crop == "pad" and recipe.crop != "pad":
         found["test_crop_ratio"] = 1.0, "published code: images that are padded and cropped are tested without resizing"
-    rule = _RULES.get(recipe.name)
-    if rule and any(getattr(changed, name) != getattr(recipe, name) for name in _RULED):
-        found |= rule(changed, model)
+    if any(getattr(changed, name) != getattr(recipe, name) for name in _RULED):
+        found |= on_change(changed, model)
+    lr = found["lr"][0] if "lr" in found and changed.lr == recipe.lr else changed.lr
+    if "lr" in found and recipe.min_lr == recipe.lr:
+        found["min_lr"] = lr, f"as the rate, which {recipe.name} keeps constant"
+    elif lr < changed.min_lr and lr != recipe.lr:
+        found["min_lr"] = lr, f"no floor above the rate; {recipe.name} has {recipe.min_lr:.3g}"
     return found
 
 
-# What a paper changes with the length of the run, the batch or the resolution.
-_RULED = ("epochs", "batch_size", "resolution")
-_RULES: dict[str, Callable[[Recipe, Config | None], dict[str, Cited]]] = {
-    "deit3_1k": longer_1k,
-    "deit3_21k": longer_21k,
-    "deit3_finetune": finetune_at_224,
-    "patchconvnet_21k": rate_at_batch,
-}
+_RULED = ("epochs", "batch_size", "resolution")  # changes that a paper may have a rule for
 
 
 def network_config(config: Config, recipe: Recipe, num_classes: int, options: Mapping[str, Any]) -> Config:
@@ -129,27 +123,36 @@ def _scale(config: Any, recipe: Recipe, options: Mapping[str, Any]) -> dict[str,
     return {"scale": scale} if scale == config.scale else {"scale": scale, "scale_value": None}
 
 
-def as_built(recipe: Recipe, network: Config, explicit: Collection[str], trained: bool) -> Recipe:
+def as_built(
+    recipe: Recipe, network: Config, explicit: Collection[str], trained: bool, scales_from: str | None = None
+) -> Recipe:
     """The recipe with what the network has of it, so that a run records what it trains.
 
-    `explicit` are the fields that the user set: one that the network does not take is refused.
-    `trained`: the network starts from weights, which hold its scales.
+    explicit      the fields that the user set: one that the network does not take is refused
+    trained       the network starts from weights, which hold its scales
+    scales_from   the weights whose scales it starts from
     """
-    patches = network.family != "convnet"  # timm's convnets have no scales, and their own way to spread drop_path
-    start = network.scale_start if patches else None
+    start = network.scale_start
+    decay = None if network.family == "convnet" else "uniform"  # timm's convnets have their own way to spread drop_path
     has = {
         "drop_path": network.drop_path,
-        "drop_path_decay": getattr(network, "drop_path_decay", "uniform" if patches else None),
+        "drop_path_decay": getattr(network, "drop_path_decay", decay),
         "dropout": getattr(network, "dropout", 0.0),
         "scale": getattr(network, "scale", "none" if start is None else "layerscale"),
-        "layerscale": None if trained else start,
+        "layerscale": None if trained or scales_from else start,
     }
     changed = {name: value for name, value in has.items() if value != getattr(recipe, name)}
     for name in changed:
         if name in explicit and getattr(recipe, name) is not None:
-            why = "its weights hold their scales" if trained and "scale" in name else f"it has {_text(has[name])}"
+            why = f"it has {_text(has[name])}"
+            if name == "layerscale" and scales_from:
+                why = f"its scales start as those of {scales_from}"
+            elif trained and "scale" in name:
+                why = "its weights hold their scales"
             raise PatchloomError(f"{name}={_text(getattr(recipe, name))} cannot be set for {network.name}: {why}.")
     sources = {name: f"{network.name}; {recipe.name} has {_text(getattr(recipe, name))}" for name in changed}
+    if scales_from:
+        sources["layerscale"] = f"the scales of {scales_from}"
     return dataclasses.replace(recipe.replace(**changed), sources={**recipe.sources, **sources})
 
 
@@ -167,9 +170,10 @@ def _parse(key: str, text: str, hint: Any) -> Any:
     if origin is Literal:
         return text
     if origin in (Union, types.UnionType):
-        if text.lower() in ("none", "null") and type(None) in get_args(hint):
+        hint, *_ = (choice for choice in get_args(hint) if choice is not type(None))
+        named = get_origin(hint) is Literal and text in get_args(hint)  # scale=none is a scale, not "as the model says"
+        if text.lower() in ("none", "null") and not named:
             return None
-        hint = next(choice for choice in get_args(hint) if choice is not type(None))
         return _parse(key, text, hint)
     if origin is tuple:
         return tuple(_guess(part) for part in text.strip("()[]").split(",") if part.strip())

@@ -63,39 +63,38 @@ def deit3_21k(model: Config | None = None) -> Recipe:
 
 def deit3_21k_to_1k(model: Config | None = None) -> Recipe:
     """From ImageNet-21k to ImageNet-1k."""
-    return _for_model(_DEIT3_TO_1K, model, _RATES_TO_1K, _STAGE)
+    return _for_model(_DEIT3_TO_1K, model, _RATES_TO_1K, _README)
 
 
 def deit3_finetune(model: Config | None = None) -> Recipe:
     """Fine-tuning at another resolution, in training mode: stochastic depth is active. ViT-H, whose patches of 14 do
     not divide 384, is fine-tuned at 224 (thesis Table 6.6)."""
-    recipe = _DEIT3_FINETUNE
-    if model is not None and model.family == "vit":
-        said = {name: f"inferred for {model.name}: {text}" for name, text in recipe.sources.items()}
-        recipe = dataclasses.replace(recipe, sources=said)
-    if model is None or 384 % model.patch_size == 0:
-        return _for_model(recipe, model, _RATES_FINE, _FINE)
-    size = (224, f"thesis Table 6.6: 224; patches of {model.patch_size} do not divide 384")
-    return cite(_for_model(recipe, model, _RATES_FINE_224, _FINE), resolution=size)
+    recipe = _for_model(_DEIT3_FINETUNE, model, _RATES_FINE, _FINE)
+    if model is not None and 384 % model.patch_size:
+        size = (224, f"thesis Table 6.6: 224; patches of {model.patch_size} do not divide 384")
+        recipe = cite(_for_model(_DEIT3_FINETUNE, model, _RATES_FINE_224, _FINE), resolution=size)
+    if model is None or model.family != "vit":
+        return recipe
+    inferred = {name: f"inferred for {model.name}: {text}" for name, text in recipe.sources.items()}
+    return dataclasses.replace(recipe, sources=inferred)
 
 
-def longer_1k(recipe: Recipe, _: Config | None) -> dict[str, Cited]:
+def longer_1k(recipe: Recipe, model: Config | None) -> dict[str, Cited]:
     """What more than 400 epochs change (thesis 6.4): the weight decay, and 0.05 of drop rate for every 200 epochs."""
     extra = max(0, recipe.epochs - _DEIT3_1K.epochs)
     if not extra:
         return {}
     rule = f"thesis 6.4, for {recipe.epochs} epochs"
-    return {
-        "weight_decay": (0.05, f"{rule}: 0.05"),
-        "drop_path": _raised(recipe, 0.05 * (extra // 200), f"{rule}: 0.05 more for every 200 epochs beyond 400"),
-    }
+    raised = _raised(recipe, 0.05 * (extra // 200), f"{rule}: 0.05 more for every 200 epochs beyond 400")
+    return {"weight_decay": (0.05, f"{rule}: 0.05"), "drop_path": for_patches(model, raised)}
 
 
-def longer_21k(recipe: Recipe, _: Config | None) -> dict[str, Cited]:
+def longer_21k(recipe: Recipe, model: Config | None) -> dict[str, Cited]:
     """What 240 epochs change (caption of thesis Table 6.5): 0.05 more of drop rate."""
     if recipe.epochs < _LONG_21K:
         return {}
-    return {"drop_path": _raised(recipe, 0.05, f"caption of thesis Table 6.5: 0.05 more for {_LONG_21K} epochs")}
+    raised = _raised(recipe, 0.05, f"caption of thesis Table 6.5: 0.05 more for {_LONG_21K} epochs")
+    return {"drop_path": for_patches(model, raised)}
 
 
 def finetune_at_224(recipe: Recipe, model: Config | None) -> dict[str, Cited]:

@@ -54,7 +54,8 @@ def patchconvnet_21k_to_1k(model: Config | None = None) -> Recipe:
 
 def patchconvnet_per_class(model: Config | None = None) -> Recipe:
     """From one query to one query per class, at the same resolution (finetune ... model.queries=per_class)."""
-    return cite(_PER_CLASS, drop_path=_drop_path(model, less=0.1))
+    rate, source = _drop_path(model, less=0.1)
+    return cite(_PER_CLASS, drop_path=(rate, f"inferred, as the other fine-tunings: {source}"))
 
 
 def rate_at_batch(recipe: Recipe, _: Config | None) -> dict[str, Cited]:

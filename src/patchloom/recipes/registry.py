@@ -7,14 +7,24 @@ from collections.abc import Callable
 from patchloom.errors import PatchloomError, did_you_mean
 from patchloom.models.config import Config
 from patchloom.recipes.cait import cait, depth_study
+from patchloom.recipes.cited import Cited
 from patchloom.recipes.deit import DEIT, DEIT_CIFAR10, VIT_AUGREG, VIT_ORIGINAL
-from patchloom.recipes.deit3 import deit3_1k, deit3_21k, deit3_21k_to_1k, deit3_finetune
+from patchloom.recipes.deit3 import (
+    deit3_1k,
+    deit3_21k,
+    deit3_21k_to_1k,
+    deit3_finetune,
+    finetune_at_224,
+    longer_1k,
+    longer_21k,
+)
 from patchloom.recipes.patchconvnet import (
     patchconvnet,
     patchconvnet_21k,
     patchconvnet_21k_to_1k,
     patchconvnet_finetune,
     patchconvnet_per_class,
+    rate_at_batch,
 )
 from patchloom.recipes.recipe import Recipe
 from patchloom.recipes.resmlp import OLD_FASHIONED, resmlp, resmlp_21k
@@ -71,6 +81,13 @@ _RECIPES: dict[str, Callable[[Config | None], Recipe]] = {
     "grafit_transfer": lambda _: GRAFIT_TRANSFER,
     "grafit_transfer_cutmix": lambda _: GRAFIT_TRANSFER_CUTMIX,
 }
+# what a paper changes with the length of the run, the batch or the resolution; @small forms have no such rules
+_ON_CHANGE: dict[str, Callable[[Recipe, Config | None], dict[str, Cited]]] = {
+    "deit3_1k": longer_1k,
+    "deit3_21k": longer_21k,
+    "deit3_finetune": finetune_at_224,
+    "patchconvnet_21k": rate_at_batch,
+}
 _FINETUNING = {
     "deit": "deit_finetune", "deit3": "deit3_finetune", "vit": "deit3_finetune", "cait": "cait_finetune",
     "resmlp": "resmlp_finetune", "patchconvnet": "patchconvnet_finetune", "convnet": "patchconvnet_finetune",
@@ -95,6 +112,12 @@ def find_recipe(name: str, model: Config | None = None) -> Recipe:
         )
     recipe = _RECIPES[paper](model)
     return recipe if name == paper else small(recipe)
+
+
+def on_change(recipe: Recipe, model: Config | None) -> dict[str, Cited]:
+    """Fields that follow, by the paper's own rule, from a changed number of epochs, batch size or resolution."""
+    rule = _ON_CHANGE.get(recipe.name)
+    return rule(recipe, model) if rule else {}
 
 
 def finetuning_recipe(family: str, same_classes: bool, images: int, per_class: bool = False) -> str:

@@ -7,7 +7,7 @@ Tables 4.1 and 4.3).
 from __future__ import annotations
 
 from patchloom.models.config import Config
-from patchloom.recipes.cited import Cited, cite, derive, lamb
+from patchloom.recipes.cited import Cited, cite, derive, for_patches, lamb
 from patchloom.recipes.deit import DEIT
 from patchloom.recipes.recipe import Recipe
 
@@ -26,7 +26,7 @@ def resmlp(model: Config | None = None) -> Recipe:
     listed = min(_RATES, key=lambda known: (abs(known - depth), known))
     rate, source = _RATES[listed]
     remark = "" if listed == depth else f"; inferred for {depth} layers: the nearest listed depth"
-    return cite(_RESMLP, drop_path=(rate, source + remark))
+    return cite(_RESMLP, drop_path=for_patches(model, (rate, source + remark)))
 
 
 _RESMLP = derive(

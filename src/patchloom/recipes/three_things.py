@@ -43,10 +43,13 @@ def _for_model(recipe: Recipe, model: Config | None) -> Recipe:
 
 
 def _drop_path(model: Config | None, row: Cited) -> Cited:
-    """The paper's row; deeper networks than it lists (it prints no rates for them) follow CaiT's rule."""
+    """The paper's row; deeper networks than it lists (it prints no rates for them) follow CaiT's rule where that gives
+    more."""
     if model is None or size_of(model) in _ROWS or size_of(model)[1] <= 12:
         return for_patches(model, row)
     rate, source = drop_rate(model)
+    if rate <= row[0]:
+        return for_patches(model, row)
     return rate, f"{_PAPER}: not printed for deeper networks; inferred for {model.name}, as cait: {source}"
 
 

@@ -5,6 +5,7 @@ What the papers give is spread over their text and the answers of the authors; w
 
 from __future__ import annotations
 
+from patchloom.data.sources import Splits
 from patchloom.models.config import Config
 from patchloom.recipes.cait import cait
 from patchloom.recipes.cited import Cited, derive
@@ -148,11 +149,11 @@ GRAFIT_TRANSFER_CUTMIX = derive(
     GRAFIT_TRANSFER,
     "as grafit_transfer",
     "grafit_transfer_cutmix",
-    "the longer transfer of Grafit's Table 2.10, with CutMix and FixRes",
+    "the longer transfer of Grafit's Table 2.10, with CutMix; FixRes: img_size=224 --finish 384",
     epochs=(300, "thesis Table 2.10: 300 for Food-101 and iNat, 1000 for Flowers and Cars; default here 300"),
     resolution=(
         384,
-        "thesis Table 2.10: 384, with FixRes: resolution=224 and `--finish 384` train low and finish high",
+        "thesis Table 2.10: 384 with FixRes, which is `img_size=224 --finish 384`: train low, finish high",
     ),
     cutmix=(1.0, "thesis Table 2.10: CutMix; inferred, as DeiT: 1.0"),
 )
@@ -175,6 +176,8 @@ def _transfer(model: Config | None, name: str, data: str, epochs: int, slower: i
     if family == "resmlp" and name == "transfer_cifar":
         return derive(resmlp(model), "as resmlp", name, summary, **_resmlp_values(epochs))
     values = _inat_values() if "inat" in name else _sgd_values(epochs, name)
+    if family != "deit":
+        values = {field: (value, f"inferred, as DeiT: {source}") for field, (value, source) in values.items()}
     return derive(DEIT, "as DeiT", name, summary, **values, **_of_family(family, name))
 
 
@@ -186,7 +189,8 @@ def _of_family(family: str, name: str) -> dict[str, Cited]:
     if family == "resmlp":
         values["test_crop_ratio"] = (0.9, "inferred, as in training: README of the published code")
     if family in ("deit3", "vit"):
-        values["test_crop_ratio"] = (1.0, "thesis 6.3.5.1: 1.0 for all; 0.875 would be better on iNaturalist")
+        crop = "thesis 6.3.5.1: 1.0 for all; 0.875 would be better on iNaturalist"
+        values["test_crop_ratio"] = (1.0, crop if family == "deit3" else f"inferred, as DeiT III: {crop}")
     if family == "deit3" and name == "transfer_flowers":
         values["tune"] = ("attention", "thesis 6.3.5.1: attention only, 0.2 better than all")
     return values
@@ -229,3 +233,21 @@ def _resmlp_values(epochs: int) -> dict[str, Cited]:
         "weight_decay": (0.05, _RESMLP),
         "warmup_lr": (1e-6, _RESMLP),
     }
+
+
+# the papers transfer to Flowers-102 from train + val, 2,040 images, and test on 6,149 (thesis Table 2.3)
+_TRANSFER = {"Flowers102": ("train+val", "test")}
+
+
+def official_splits(where: str, recipe: str, asked: Splits) -> Splits:
+    """What is asked for; for the rest, what a transfer recipe takes of this data, if that is not the usual split."""
+    prefix, _, rest = where.partition(":")
+    usual = _TRANSFER.get(rest.partition(":")[0]) if prefix == "torchvision" else None
+    if usual is None or not recipe.startswith(("transfer_", "grafit_transfer")):
+        return asked
+    test = asked.test or (usual[1] if asked.hold_out is None else None)
+    others = [name for name in usual[0].split("+") if name not in (test or "").split("+")]
+    train = asked.train or "+".join(others) or None
+    if train and test and asked.test is None and test in train.split("+"):
+        test = None  # what remains is chosen as usual
+    return Splits(train, test, asked.hold_out)

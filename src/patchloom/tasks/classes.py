@@ -11,12 +11,14 @@ from patchloom.models.imagenet import CLASSES, imagenet_order, imagenet_places
 
 def check_class_map(class_map: Any, names: Sequence[str], where: str) -> None:
     """A class map translates class names of the data into class names or indices of the model."""
-    if not isinstance(class_map, Mapping) or not all(isinstance(name, str) for name in class_map.values()):
-        raise PatchloomError("A class map says for names in the data which names of the model they are.")
-    if class_map and not set(class_map) & set(names):
+    if not isinstance(class_map, Mapping) or not all(isinstance(name, str | int) for name in class_map.values()):
         raise PatchloomError(
-            f"The class map has none of the classes of {where}: it has {_some(list(class_map))}, the data has "
-            f"{_some(names)}."
+            "A class map is a JSON object from class names of the data to class names or indices of the model, "
+            'such as {"cat": 3}.'
+        )
+    if unknown := [name for name in class_map if name not in names]:
+        raise PatchloomError(
+            f"The class map names classes that {where[0].lower()}{where[1:]} does not have: {_some(unknown)}."
         )
 
 
@@ -25,9 +27,10 @@ def match_names(
     model: Sequence[str] | None,
     num_classes: int,
     used: Collection[int] | None = None,
-    class_map: Mapping[str, str] | None = None,
+    class_map: Mapping[str, str | int] | None = None,
     who: str = "The model",
     where: str = "The data",
+    advice: str = "--class-map FILE.json translates names.",
 ) -> tuple[dict[int, int], str | None]:
     """For each class of the data that is `used` (default: all), its place among the model's outputs; and a sentence
     that says how the names were interpreted where the model's are unknown.
@@ -35,34 +38,35 @@ def match_names(
     data, model   class names; of a model without any, None
     class_map     class names of the data -> class names or indices of the model
     """
-    class_map = class_map or {}
-    check_class_map(class_map, data, where)
+    check_class_map(class_map or {}, data, where)
+    targets = {name: str(target) for name, target in (class_map or {}).items()}
     labels = sorted(range(len(data)) if used is None else used)
-    wanted = {label: class_map.get(data[label], data[label]) for label in labels}
+    wanted = {label: targets.get(data[label], data[label]) for label in labels}
     places, message = _known_places(model, num_classes, list(wanted.values()))
+    if message and targets:
+        message = "The values of --class-map are numbers: they are taken as class indices, from 0."
     if places is not None:
         unknown = [name for name in wanted.values() if name not in places]
         if unknown:
             shown = f"It knows {_some(model)}." if model else f"Its indices are 0 to {num_classes - 1}."
             raise PatchloomError(
-                f"{where} has classes that {who[0].lower()}{who[1:]} does not know: {_some(unknown)}. {shown} "
-                f"--class-map FILE.json translates names."
+                f"{where} has classes that {who[0].lower()}{who[1:]} does not know: {_some(unknown)}. {shown} {advice}"
             )
         return {label: places[name] for label, name in wanted.items()}, message
-    if class_map:
+    if targets:
         wrong = [name for name in wanted.values() if not _is_number(name)]
         raise PatchloomError(
-            f"{who} has {num_classes} classes without names, so a class map leads to indices from 0 to "
-            f"{num_classes - 1}, not to {_some(wrong)}."
+            f"{who} has {num_classes} classes without names, so the values of --class-map must be indices from 0 to "
+            f"{num_classes - 1}, not {_some(wrong)}."
         )
     if len(data) != num_classes:
         raise PatchloomError(
-            f"{who} has {num_classes} classes without names, {where} has {len(data)}, whose names are no indices. "
-            f"--class-map FILE.json says which index each class has."
+            f"{who} has {num_classes} classes without names, {where[0].lower()}{where[1:]} has {len(data)}, whose "
+            f"names are not indices. {advice}"
         )
     message = (
         f"{who} has no class names: the {num_classes} classes of the data are taken in sorted order, "
-        f"{data[0]!r} as index 0. --class-map FILE.json gives another order."
+        f"{data[0]!r} as index 0. {advice}"
     )
     return {label: label for label in labels}, message
 
@@ -72,13 +76,13 @@ def _known_places(
 ) -> tuple[dict[str, int] | None, str | None]:
     """Index by name, with how the names were interpreted; None where only an order is left."""
     numbers = {name: int(name) for name in wanted if _is_number(name)}
+    _refuse_equal_numbers(numbers)
     own = {name: i for i, name in reversed(list(enumerate(model or ())))}
     order = imagenet_order(model)
     if model is not None and (order is None or all(name in own for name in wanted)):
         return own, None
-    if wanted and all(
-        name in numbers for name in wanted
-    ):  # of ImageNet's classes too: ImageNet V2's folders are 0 to 999
+    # also for ImageNet's classes: the folders of ImageNet-V2 are 0 to 999
+    if wanted and all(name in numbers for name in wanted):
         row = None if order is None else {index: i for i, index in enumerate(order)}
         valid = {name: row[i] if row else i for name, i in numbers.items() if i < num_classes}
         whose = "ImageNet's " if order else ""
@@ -96,11 +100,19 @@ def same_classes(model: Sequence[str] | None, data: Sequence[str], num_classes: 
     """The data's class names in the order of the model's outputs, where both have the same classes; else None."""
     if len(data) != num_classes:
         return None
-    if model is None and (num_classes != CLASSES or not all(name in imagenet_places() for name in data)):
-        return tuple(sorted(data, key=int) if all(map(_is_number, data)) else data)
-    places = _known_places(model, num_classes, data)[0] or {}
+    places = _known_places(model, num_classes, data)[0]
+    if places is None:
+        return tuple(data)
     placed = {places[name]: name for name in data if name in places}
     return tuple(placed[i] for i in range(num_classes)) if len(placed) == num_classes else None
+
+
+def _refuse_equal_numbers(numbers: Mapping[str, int]) -> None:
+    """Two folders of one index, such as 1 and 01, would be merged."""
+    first: dict[int, str] = {}
+    for name, number in numbers.items():
+        if first.setdefault(number, name) != name:
+            raise PatchloomError(f"The class names {first[number]!r} and {name!r} are the same number: rename one.")
 
 
 def _is_number(name: str) -> bool:

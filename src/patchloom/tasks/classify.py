@@ -11,7 +11,7 @@ from torch import Tensor
 
 from patchloom.data.loader import Order, Steps, TrainImages, test_batches, train_batches
 from patchloom.data.mixing import Mixing, erase, normalise, soft_targets
-from patchloom.data.sources import Source, Split
+from patchloom.data.sources import Source, Split, spread
 from patchloom.data.transforms import Augment
 from patchloom.models.network import Network
 from patchloom.recipes.recipe import Recipe
@@ -21,7 +21,7 @@ from patchloom.training.losses import recipe_loss
 from patchloom.training.norms import branch_norms
 from patchloom.training.processes import Processes
 
-_NORM_IMAGES = 64  # of which branch norms are averaged
+NORM_IMAGES = 64  # of which branch norms are averaged
 
 
 class Classify:
@@ -67,8 +67,8 @@ class Classify:
         return figures | {"branch_norms": self._branch_norms(network)} if self.recipe.log_norms else figures
 
     def _branch_norms(self, network: Network) -> dict[str, float]:
-        """On the first held-out images, or training images where none is held out; the same in every process."""
-        items, how = (self.split.held_out or self.split.train)[:_NORM_IMAGES], self.network.preprocessing
+        """On some held-out images, or training images where none is held out; the same in every process."""
+        items, how = spread(self.split.held_out or self.split.train, NORM_IMAGES), self.network.preprocessing
         images, _ = next(iter(test_batches(self.source, range(len(items)), items, how, len(items), 0)))
         return branch_norms(network, normalise(images.to(self.processes.device), how.mean, how.std))
 

@@ -30,6 +30,7 @@ from patchloom.tasks.teachers import ForeignNetwork, is_foreign, open_teacher
 from patchloom.training.console import Console
 from patchloom.training.evaluation import Scores, head_answer, score
 from patchloom.training.run import Run
+from patchloom.weights.hub import is_remote
 from patchloom.weights.load import load
 
 Model = Network | str | PathLike[str]
@@ -57,6 +58,7 @@ def scores(
     strict: bool = False,
     class_map: Mapping[str, str] | None = None,
     int8: bool = False,
+    imagenet_only: bool = False,
     images: tuple[Source, list[Item]] | None = None,
     console: Console | None = None,
 ) -> Scores:
@@ -70,11 +72,14 @@ def scores(
     base         of a delta: the weights that it was made from
     class_map    the data's class names -> the model's names, or its class indices where it has no names
     int8         with products of bytes, see `patchloom.fuse`
+    imagenet_only   refuse a model without ImageNet's 1000 classes before the first image: `real_accuracy` needs them
     images       what `open_items` gives for the data, where several evaluations share it; else it is opened here
     """
     if batch < 1 or workers < 0:
         raise PatchloomError(f"A batch has at least one image, and workers are 0 or more: {batch}, {workers}.")
     network = ready(model, resolution, base, int8)
+    if imagenet_only:
+        real_order(network.class_names or tuple(map(str, range(network.config.num_classes))))
     how = test_preprocessing(network, crop_ratio)
     answer = None if head is None else head_answer(network, head, fusion)
     source, items = images or open_items(data, labels, split, held_out_by(model, data), strict, workers, console)
@@ -129,6 +134,8 @@ def open_items(
 
 def open_model(model: Model, resolution: int | None = None, base: Model | None = None) -> Network:
     """A network in eval mode, on the GPU where there is one."""
+    if is_foreign(model):
+        raise PatchloomError(f"{model} is a network of timm or ONNX: only `evaluate` and `--disagreement` take those.")
     if isinstance(model, str | PathLike):
         network = load(model, img_size=resolution, base=base)
     else:
@@ -146,25 +153,32 @@ class RunSplit:
     test: str | None = None
     held_out: frozenset[str] | None = None
 
-    def in_data(self, source: Source) -> bool:
-        """Whether the data has the splits by name."""
-        names = f"{self.train}+{self.test}".split("+")
-        return self.test is not None and all(source.splits.get(name) for name in names)
+    def tested(self, source: Source) -> list[str] | None:
+        """The run's test splits, where the data has all of them by name."""
+        names = [] if self.test is None else self.test.split("+")
+        return names if names and all(source.splits.get(name) for name in names) else None
+
+    def trained(self, source: Source) -> str | None:
+        """The run's training splits, where the data has all of them by name."""
+        known = self.train is not None and all(source.splits.get(name) for name in self.train.split("+"))
+        return self.train if known else None
 
 
 def choose_items(source: Source, split: str | None, run: RunSplit | None = None) -> tuple[list[Item], str]:
     """The images of a split, by default those that the run, or training, holds out, and how they are called."""
     if split == "all":
         return source.items(), "all images"
-    if split is None and run is not None and run.test is not None and run.in_data(source):
-        return join_splits(source, run.test.split("+")), f"the run's test split {run.test}"
+    if split == "":
+        raise PatchloomError("--split is empty: name a split of the data, or all.")
+    if split is None and run is not None and (tested := run.tested(source)):
+        return join_splits(source, tested), f"the run's test split {run.test}"
     held_out = run.held_out if run is not None else None
-    own = [name for name in ("val", "test") if source.splits.get(name)] if held_out is None else []
-    if split is None and own:
+    own = [name for name in ("val", "test") if source.splits.get(name)]
+    if split is None and own and held_out is None:
         return source.splits[own[0]], f"the split {own[0]}"
-    if split in (None, "train", "val") and not own and (held_out is not None or split not in source.splits):
+    if split is None or (split in ("train", "val") and not own):
         return _chosen_by_training(source, split, run)
-    return join_splits(source, split_names(source, split or "val")), f"the split {split}"
+    return join_splits(source, split_names(source, split)), f"the split {split}"
 
 
 def _chosen_by_training(source: Source, split: str | None, run: RunSplit | None) -> tuple[list[Item], str]:
@@ -174,20 +188,23 @@ def _chosen_by_training(source: Source, split: str | None, run: RunSplit | None)
         train, held_out = parts.train, parts.held_out
     else:
         keys, who = run.held_out, "what the run held out"
-        named = run.train if run.train and all(source.splits.get(name) for name in run.train.split("+")) else None
-        everything = join_splits(source, split_names(source, named or ("train" if "train" in source.splits else "all")))
+        named = run.trained(source) or ("train" if "train" in source.splits else "all")
+        everything = join_splits(source, split_names(source, named))
         train = [item for item in everything if item.key not in keys]
         held_out = [item for item in everything if item.key in keys]
         if not keys and split != "train":
-            raise PatchloomError(f"The run held out no image of {source.where}: --split all takes every image.")
+            known = ", ".join(name for name, items in source.splits.items() if items)
+            raise PatchloomError(
+                f"The run held out no image of {source.where}: choose --split all or one of its splits ({known})."
+            )
     if split == "train":
         return train, f"all but {who}"
-    return held_out, f"{who} of data without a split; --split all takes every image"
+    return held_out, f"{who}; --split all takes every image"
 
 
 def held_out_by(model: Model, data: str | PathLike[str]) -> RunSplit | None:
     """The splits of a run where the model comes from its folder, and the images that it held out of this data."""
-    if isinstance(model, Network):
+    if isinstance(model, Network) or is_foreign(model) or is_remote(model):
         return None
     place = Path(model).resolve()
     for folder in (place, *place.parents[:2]):  # the run, its export or checkpoints, a file in them

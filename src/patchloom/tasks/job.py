@@ -9,7 +9,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
-from patchloom.data.archives import official_splits
 from patchloom.data.sources import Splits
 from patchloom.errors import PatchloomError
 from patchloom.models.config import Config
@@ -17,8 +16,10 @@ from patchloom.models.preprocessing import Preprocessing
 from patchloom.models.registry import config_from_json, find_config
 from patchloom.models.roles import TUNINGS
 from patchloom.recipes.changes import apply_changes, as_built, keep_scales, network_config
+from patchloom.recipes.cited import cite
 from patchloom.recipes.recipe import Recipe
 from patchloom.recipes.registry import find_recipe
+from patchloom.recipes.transfer import official_splits
 from patchloom.training.checkpoints import parse_interval
 
 How = Literal["hard", "soft", "token"]
@@ -174,14 +175,18 @@ def plan_job(
     if teaching:
         teaching = _resolve_teaching(teaching, config, options, start)
         options |= {"distilled": True} if teaching.how == "token" else {}
-    if options.get("scale_form") == "published":  # ReZero, SkipInit, Fixup and T-Fixup leave out the warm-up too
-        changes = {"warmup_epochs": 0.0, **changes}
     resolved, notes = _resolve_recipe(recipe, config, options, changes, start is not None)
+    if options.get("scale_form") == "published" and resolved.warmup_epochs and "warmup_epochs" not in changes:
+        source = "ReZero, SkipInit, Fixup and T-Fixup were published without warm-up"
+        notes.append(f"warmup_epochs 0: {source}.")
+        resolved = cite(resolved, warmup_epochs=(0.0, source))
     if start is not None:
         start = dataclasses.replace(start, tune=resolved.tune)
     network = network_config(config, resolved, 2, options)  # refuses what cannot be built
-    resolved = as_built(resolved, network, changes, start is not None)
     scales = None if scales_from is None else place(scales_from)
+    if scales and options.get("scale_init", "constant") != "constant":
+        raise PatchloomError("model.scale_init and --scales-from both set the start of the scales: give one.")
+    resolved = as_built(resolved, network, changes, start is not None, scales)
     chosen_splits = official_splits(str(data), resolved.name, splits or Splits())
     return Job(place(data), labels, config, options, resolved, tuple(notes), start, teaching, scales, chosen_splits)
 
@@ -190,7 +195,8 @@ def _resolve_recipe(
     recipe: str | Recipe, config: Config, options: Mapping[str, Any], changes: Mapping[str, Any], trained: bool
 ) -> tuple[Recipe, list[str]]:
     """The recipe for a model of this size, with changes; `trained`: for weights, whose scales stay what they are."""
-    sized = config.replace(**{name: options[name] for name in ("dim", "depth", "branches") if name in options})
+    deciding = ("dim", "depth", "branches", "patch_size")
+    sized = config.replace(**{name: options[name] for name in deciding if name in options})
     chosen = find_recipe(recipe, sized) if isinstance(recipe, str) else recipe
     if chosen.resolution is not None and config.img_size[0] < 224 and "resolution" not in changes:
         chosen = chosen.replace(resolution=None)  # a model for small images keeps its size
@@ -214,7 +220,7 @@ def _resolve_teaching(teaching: Teaching, config: Config, options: Mapping[str, 
         own = getattr(config, "distilled", False) or (start is None and config.family == "deit")
         teaching = dataclasses.replace(teaching, how="token" if options.get("distilled", own) else "hard")
     if teaching.how == "token" and options.get("distilled") is False:
-        raise PatchloomError("--how token needs a distillation token: leave model.distilled=false away.")
+        raise PatchloomError("--how token needs a distillation token: remove model.distilled=false.")
     return teaching
 
 

@@ -30,7 +30,7 @@ _NOT_OF_IMAGES = {
     *("nesterov", "weight_decay", "no_decay", "clip_grad", "lr", "head_lr", "lr_scaling", "schedule", "schedule_by"),
     *("schedule_published", "warmup_epochs", "warmup_lr", "min_lr", "decay_epochs", "loss", "label_smoothing"),
     *("bce_threshold", "drop_path", "layerscale", "ema", "ema_warmup", "test_crop_ratio", "precision", "compile"),
-    *("gradient_checkpointing", "log_norms"),
+    *("gradient_checkpointing", "log_norms", "drop_path_decay", "dropout", "scale", "tune", "sync_batchnorm"),
 }
 
 
@@ -132,4 +132,7 @@ def _teachers(job: Job, task: Classify, console: Console) -> Teachers:
             task.processes.count, [teacher.identity for teacher in teachers],
         ]  # fmt: skip
         cache = TeacherCache(Path(teaching.cache), key)
-    return Teachers(teachers, task.source.class_names, cache)
+    taught = Teachers(teachers, task.source.class_names, cache)
+    for note in taught.notes:
+        console.say(note)
+    return taught

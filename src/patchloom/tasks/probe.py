@@ -60,7 +60,7 @@ def probe(
     network = fuse(open_model(model, resolution, base))
     how, kept = test_preprocessing(network, crop_ratio), held_out_by(model, data)
     source, held_out = open_items(data, labels, split, kept, console=console)
-    fitted = kept.train if split is None and kept is not None and kept.in_data(source) else "train"
+    fitted = (kept.trained(source) if split is None and kept is not None else None) or "train"
     _, train = open_items(data, labels, fitted, kept)
     parts = [(embeddings(network, source, items, how, batch, workers), items) for items in (train, held_out)]
     (x, train_items), (z, test_items) = parts

@@ -33,9 +33,14 @@ def open_start(
     theirs, ours = network.class_names, source.class_names
     names = same_classes(theirs, ours, network.config.num_classes)
     if names is not None and theirs is None:
-        order = "in numeric order" if all(name.isdigit() for name in ours) else "in their order"
         notes.append(
-            f"{weights} has {len(ours)} classes without names: they are taken to be those of the data, {order}."
+            f"{weights} has {len(ours)} classes without names: they are taken to be those of the data, in this order: "
+            f"{', '.join(names[:5])}{' ...' if len(names) > 5 else ''}."
+        )
+    if names is None and theirs is None and len(ours) == network.config.num_classes:
+        notes.append(
+            f"The classes of the data are numbers, but not the indices 0 to {len(ours) - 1} of {weights}: its head "
+            "starts from scratch."
         )
     own = network.preprocessing
     how = dataclasses.replace(own, mean=mean or own.mean, std=std or own.std)

@@ -12,7 +12,7 @@ from patchloom.tasks.evaluate import (
     Model,
     held_out_by,
     open_items,
-    open_model,
+    ready,
     real_accuracy,
     scores,
     test_preprocessing,
@@ -66,12 +66,12 @@ def sweep(
 def _check_values(model: Model, base: Model | None, setting: str, values: Sequence[Any], fixed: dict[str, Any]) -> None:
     """Refuse a wrong value before time is spent on those before it."""
     if setting == "crop_ratio":
-        network = open_model(model, fixed.get("resolution"), base)
+        network = ready(model, fixed.get("resolution"), base)
         for ratio in values:
             test_preprocessing(network, ratio)
     else:
         for size in values:
-            test_preprocessing(open_model(model, size, base), fixed.get("crop_ratio"))
+            test_preprocessing(ready(model, size, base), fixed.get("crop_ratio"))
 
 
 def sweep_text(rows: Sequence[dict[str, Any]]) -> str:

@@ -91,7 +91,9 @@ class Teachers:
     """One teacher, or several whose probabilities are averaged; logits in the order of `class_names`."""
 
     def __init__(self, teachers: Sequence[Teacher], class_names: Sequence[str], cache: TeacherCache | None) -> None:
-        self.teachers = [(teacher, match_classes(teacher, class_names)) for teacher in teachers]
+        matched = [match_classes(teacher, class_names) for teacher in teachers]
+        self.teachers = [(teacher, order) for teacher, (order, _) in zip(teachers, matched, strict=True)]
+        self.notes = [message for _, message in matched if message]  # how class names were interpreted
         self.cache = cache
 
     def __call__(self, x: Tensor, how: Preprocessing, step: int, rank: int) -> Tensor:
@@ -144,12 +146,18 @@ class TeacherCache:
         return self.folder / f"{step:08d}-{rank}.npy"
 
 
-def match_classes(teacher: Teacher, class_names: Sequence[str]) -> Tensor:
-    """For each class of the data, its place in the teacher's answer."""
-    places, _ = match_names(
-        class_names, teacher.class_names, teacher.num_classes, who=f"The teacher {teacher.label}", where="the data"
+def match_classes(teacher: Teacher, class_names: Sequence[str]) -> tuple[Tensor, str | None]:
+    """For each class of the data, its place among the teacher's logits; and how the names were interpreted, where the
+    teacher has none."""
+    places, message = match_names(
+        class_names,
+        teacher.class_names,
+        teacher.num_classes,
+        who=f"The teacher {teacher.label}",
+        where="The data",
+        advice="Name the classes of the data as the teacher does.",
     )
-    return torch.tensor([places[label] for label in range(len(class_names))])
+    return torch.tensor([places[label] for label in range(len(class_names))]), message
 
 
 def open_teacher(source: str, device: torch.device, hints: Mapping[str, Any] | None = None) -> Teacher:
@@ -222,9 +230,7 @@ def _resize_timm(network: Any, source: str, size: tuple[int, int], device: torch
             network(torch.zeros(2, 3, *size, device=device))
     except Exception as error:  # whatever a network that is made for one size raises
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise PatchloomError(
-            f"teacher.img_size={size}: {source} does not take images of this size: {reason}."
-        ) from error
+        raise PatchloomError(f"{source} does not take images of {size[0]} x {size[1]} pixels: {reason}.") from error
 
 
 def _classes_of(tensors: Mapping[str, Tensor], published: Any) -> dict[str, int]:
@@ -235,7 +241,8 @@ def _classes_of(tensors: Mapping[str, Tensor], published: Any) -> dict[str, int]
 
 
 def _onnx_teacher(path: Path, asked: tuple[int, int] | None) -> Teacher:
-    """An ONNX file with one input (B, 3, height, width); FILE.json beside it may give class_names and preprocessing."""
+    """An ONNX file with one input (B, 3, height, width). Class names and preprocessing are in the metadata of our own
+    exports, or in FILE.json beside the file."""
     try:
         import onnxruntime
     except ImportError as error:
@@ -244,8 +251,9 @@ def _onnx_teacher(path: Path, asked: tuple[int, int] | None) -> Teacher:
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
         given = session.get_inputs()[0]
         size = tuple(side if isinstance(side, int) else 224 for side in given.shape[2:])
-        told = path.with_suffix(".json")
-        about = json.loads(told.read_text()) if told.exists() else {}
+        beside, own = path.with_suffix(".json"), session.get_modelmeta().custom_metadata_map
+        about = {name: json.loads(own[name]) for name in ("preprocessing", "class_names") if name in own}
+        about |= json.loads(beside.read_text()) if beside.exists() else {}
         how = Preprocessing.from_json({"img_size": size, **about.get("preprocessing", {})})
         if asked is not None:
             how = dataclasses.replace(how, img_size=asked)
@@ -257,7 +265,8 @@ def _onnx_teacher(path: Path, asked: tuple[int, int] | None) -> Teacher:
     pairs = zip(given.shape[2:], asked or (), strict=False)
     if any(isinstance(side, int) and side != wanted for side, wanted in pairs):
         raise PatchloomError(
-            f"teacher.img_size={asked}: the graph of {path} is made for images of {given.shape[2]} x {given.shape[3]}."
+            f"{path} takes images of {given.shape[2]} x {given.shape[3]} pixels only, not {how.img_size[0]} x "
+            f"{how.img_size[1]}."
         )
 
     def run(x: Tensor) -> Tensor:

@@ -166,7 +166,7 @@ def plan_finetune(
         if tune not in TUNINGS:
             raise PatchloomError(f"--tune is one of {', '.join(TUNINGS)}, not {tune!r}.")
         if changes.get("tune", tune) != tune:
-            raise PatchloomError(f"--tune {tune} and tune={changes['tune']}: which?")
+            raise PatchloomError(f"--tune {tune} contradicts tune={changes['tune']}: give one.")
         changes = {**changes, "tune": tune}
     network, start, notes = open_start(weights, source, hints, delta, mean, std)
     if teaching and teaching.how == "token" and not getattr(network.config, "distilled", False):

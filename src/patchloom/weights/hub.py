@@ -67,19 +67,25 @@ def is_ours(architecture: str) -> bool:
 
 
 def fetch(source: str, img_size: tuple[int, int] | None) -> Checkpoint:
-    """Download, or find in the cache, what a tag or a hub repository holds."""
+    """Download, or find in the cache, what a tag or a hub repository holds.
+
+    A name stands for one file, whatever `img_size` it is resized to afterwards: a run that plans with the weights at
+    224 and starts at 384 must not get other weights. A note names those that are published for `img_size`.
+    """
     if source.startswith(_PREFIX):
         repository = source.removeprefix(_PREFIX)
         checkpoint = _from_repository(repository, source)
         if published := re.fullmatch(r"timm/(\w+)\.(\w+)", repository):  # the same weights as the tag
             _as_published(checkpoint, *published.groups())
         return checkpoint
-    cfg = _pretrained_cfg(source, img_size)
+    cfg, others = _pretrained_cfg(source)
     checkpoint = _from_repository(cfg.hf_hub_id or f"timm/{cfg.architecture}.{cfg.tag}", source)
     if "preprocessing" not in checkpoint.about:
         checkpoint.about["preprocessing"] = _preprocessing(cfg.to_dict(), source)
         checkpoint.notes.clear()
     _as_published(checkpoint, cfg.architecture, cfg.tag)
+    if (name := others.get(img_size)) is not None:
+        checkpoint.notes.append(f"weights that were fine-tuned at this size are published as {name}")
     return checkpoint
 
 
@@ -106,8 +112,8 @@ def _paper_family(architecture: str) -> str | None:
     return next((e.config.family for e in entries() if timm_name(e.config.name) == base), None)
 
 
-def _pretrained_cfg(source: str, img_size: tuple[int, int] | None) -> Any:
-    """timm's entry for MODEL.TAG; of several resolutions the one asked for, else 224, else the smallest."""
+def _pretrained_cfg(source: str) -> tuple[Any, dict[Any, str]]:
+    """timm's entry for MODEL.TAG at 224 pixels, else the smallest size; and the names of the others by size."""
     name, tag = source.split(".")
     if name not in list_models() and not is_ours(name):
         raise PatchloomError(f"There is no file and no model {name!r}.{did_you_mean(name, list_models())}")
@@ -120,11 +126,9 @@ def _pretrained_cfg(source: str, img_size: tuple[int, int] | None) -> Any:
         raise PatchloomError(f"No published weights {tag!r} of {name} are known; {there}.")
     cfgs = [timm.models.get_pretrained_cfg(full) for full in candidates]
 
-    def preference(cfg: Any) -> tuple[bool, bool, int]:
-        size = tuple(cfg.input_size[1:])
-        return (size != img_size, size != (224, 224), size[0])
-
-    return min(cfgs, key=preference)
+    chosen = min(cfgs, key=lambda cfg: (cfg.input_size[1] != 224, cfg.input_size[1]))
+    others = {tuple(cfg.input_size[1:]): f"{cfg.architecture}.{cfg.tag}" for cfg in cfgs if cfg is not chosen}
+    return chosen, others
 
 
 def _from_repository(repository: str, label: str) -> Checkpoint:
