@@ -85,9 +85,8 @@ attention with the heads of all, one product for each of an FFN's layers. That i
 
 {across}
 
-With the C++ kernels the fused `{first}` has something that fused networks with parallel branches do not have: all its blocks but the
-last go through one call, with seven products of halves for eight. The second table therefore compares more than the order of the
-branches; its plain rows compare that alone, and so does every row of a run with `PATCHLOOM_KERNELS=0`.
+With the C++ kernels, `{first}` and the *side by side* forms send all blocks but the last through one call, with one Strassen step per
+matrix product. *Branch by branch* has neither, so its rows in the second table compare more than the order of the branches.
 """  # noqa: E501
 WARNING = "\n**A trial of the script with too few rounds: these figures are not results.**\n"
 
