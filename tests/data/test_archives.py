@@ -17,7 +17,6 @@ from sklearn.datasets import load_digits
 
 import patchloom.compat  # noqa: F401 - before torchvision
 from patchloom import PatchloomError
-from patchloom.data.archives import official_splits
 from patchloom.data.scan import find_unreadable
 from patchloom.data.sources import Item, Source, Splits, open_source, split_source
 
@@ -161,24 +160,6 @@ def test_inaturalist_is_split_by_its_annotations(year: str, tmp_path: Path) -> N
     assert list(open_source(where).splits) == ["all"]
 
 
-@pytest.mark.parametrize(
-    ("recipe", "asked", "expected"),
-    [
-        ("transfer_flowers@small", Splits(), Splits("train+val", "test")),
-        ("grafit_transfer", Splits(), Splits("train+val", "test")),
-        ("transfer_flowers", Splits(test="val"), Splits("train", "val")),
-        ("transfer_flowers", Splits("train"), Splits("train", "test")),
-        ("transfer_flowers", Splits("test"), Splits("test")),
-        ("transfer_flowers", Splits(hold_out=0.1), Splits("train+val", None, 0.1)),
-        ("deit", Splits(), Splits()),
-    ],
-)
-def test_transfer_recipes_take_the_official_split_of_flowers(recipe: str, asked: Splits, expected: Splits) -> None:
-    assert official_splits("torchvision:Flowers102:/data", recipe, asked) == expected
-    assert official_splits("torchvision:Food101:/data", recipe, asked) == asked
-    assert official_splits("/data/Flowers102", recipe, asked) == asked
-
-
 @pytest.mark.parametrize("name", ["CIFAR10", "CIFAR100"])
 def test_cifar(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torchvision()
@@ -271,6 +252,9 @@ def test_the_names_of_shards_may_say_the_split(tmp_path: Path) -> None:
     shards(tmp_path, "flowers-val")
     source = open_source(f"wds:{tmp_path}")
     assert {name: len(items) for name, items in source.splits.items()} == {"train": 12, "val": 12}
+    split = split_source(source, Splits("val", "train"))
+    assert all("train" in item.key for item in split.held_out)
+    assert len(split.train) == 12
 
 
 def test_json_labels_and_long_names(tmp_path: Path) -> None:
@@ -334,6 +318,10 @@ def test_a_saved_dict_of_splits(tmp_path: Path) -> None:
     assert source.class_names == ("zebra", "ant", "none")
     assert named(source, "train") == {"train/0": "zebra", "train/1": "ant", "train/2": "zebra"}
     assert source.splits["val"] == [Item("val/0", 1)]
+    assert split_source(source, Splits("train+val", hold_out="none")).train == [
+        *source.splits["train"],
+        *source.splits["val"],
+    ]
     assert same(source, source.splits["val"][0], 4)
     again = pickle.loads(pickle.dumps(source))
     assert same(again, again.splits["train"][2], 3)

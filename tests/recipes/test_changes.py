@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from patchloom.data.sources import Splits
 from patchloom.errors import PatchloomError
 from patchloom.layers.residual import DropPath
 from patchloom.models.network import Network
 from patchloom.models.registry import build
 from patchloom.recipes.changes import parse_words
 from patchloom.recipes.registry import find_recipe, list_recipes
+from patchloom.recipes.transfer import official_splits
 from patchloom.tasks.job import Job, plan_job
 from patchloom.training.schedule import learning_rate
 
@@ -264,3 +266,21 @@ def test_padded_images_are_tested_without_resizing() -> None:
 def test_parts_of_3_augment_that_mean_nothing_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(PatchloomError, match="three_augment"):
         plan("deit_nano", "deit", **changes)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "asked", "expected"),
+    [
+        ("transfer_flowers@small", Splits(), Splits("train+val", "test")),
+        ("grafit_transfer", Splits(), Splits("train+val", "test")),
+        ("transfer_flowers", Splits(test="val"), Splits("train", "val")),
+        ("transfer_flowers", Splits("train"), Splits("train", "test")),
+        ("transfer_flowers", Splits("test"), Splits("test")),
+        ("transfer_flowers", Splits(hold_out=0.1), Splits("train+val", None, 0.1)),
+        ("deit", Splits(), Splits()),
+    ],
+)
+def test_transfer_recipes_take_the_official_split_of_flowers(recipe: str, asked: Splits, expected: Splits) -> None:
+    assert official_splits("torchvision:Flowers102:/data", recipe, asked) == expected
+    assert official_splits("torchvision:Food101:/data", recipe, asked) == asked
+    assert official_splits("/data/Flowers102", recipe, asked) == asked

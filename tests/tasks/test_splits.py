@@ -74,6 +74,20 @@ def test_a_split_that_is_named_is_the_datas(tmp_path: Path) -> None:
         scores(run.folder, data, split="")
 
 
+def test_distillation_and_a_second_stage_keep_the_splits(tmp_path: Path) -> None:
+    data = photos(tmp_path / "data", {"train": 4, "val": 3, "test": 2})
+    splits = ["--train-split", "train+val", "--test-split", "test"]
+    words = ["--model", "deit_nano", "--recipe", "deit@small", "model.depth=1", "epochs=1", "workers=0", *splits]
+    main(
+        ["train", str(data), "--out", str(tmp_path / "low"), *words, "img_size=16", "--finish", "24", "finish.epochs=1"]
+    )
+    main(["distill", str(tmp_path / "low"), str(data), "--out", str(tmp_path / "student"), *words, "img_size=16"])
+    for run in (tmp_path / "low" / "low", tmp_path / "low", tmp_path / "student"):
+        kept = yaml.safe_load((run / "recipe.yaml").read_text())
+        assert (kept["train_split"], kept["test_split"]) == ("train+val", "test")
+        assert scores(run, data).summary()["count"] == 4
+
+
 def test_the_command_takes_splits(tmp_path: Path, capsys) -> None:
     data = photos(tmp_path / "data", {"train": 4, "val": 3, "test": 2})
     words = ["--model", "deit_nano", "--recipe", "deit@small", "model.depth=1", "img_size=16", "epochs=1", "workers=0"]

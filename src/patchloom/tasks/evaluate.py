@@ -6,6 +6,7 @@ import dataclasses
 import glob
 import os
 import re
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -259,7 +260,8 @@ def relabel(
     class_map: Mapping[str, str],
     console: Console | None = None,
 ) -> list[Item]:
-    """Labels as places in the network's outputs: see `match_names`, whose interpretation is printed."""
+    """Labels as places in the network's outputs: see `match_names`, whose interpretation is printed, or a warning where
+    there is no console."""
     place, message = match_names(
         source.class_names,
         network.class_names,
@@ -268,7 +270,9 @@ def relabel(
         class_map,
         where=source.where,
     )
-    if message and console is not None:
+    if message and console is None:
+        warnings.warn(message, stacklevel=2)
+    elif message and console is not None:
         console.say(message)
     return [dataclasses.replace(item, label=place[item.label]) for item in items]
 

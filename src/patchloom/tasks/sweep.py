@@ -56,7 +56,7 @@ def sweep(
             console.progress(f"{setting} {value}: {i + 1} of {len(values)}")
         given = {**options, setting: value, "base": base, "workers": workers}
         # how classes are matched does not depend on the value: it is printed once
-        result = scores(model, data, images=images, console=None if i else console, **given)
+        result = scores(model, data, images=images, console=Console(quiet=True) if i else console, **given)
         summary = result.summary() | ({} if real is None else real_accuracy(result, real))
         del summary["per_class"]
         rows.append({setting: value, **summary})
