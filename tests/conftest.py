@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -103,9 +106,24 @@ def shared() -> Path:
     return SHARED
 
 
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Debian's Chromium, driven by Playwright."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="browser tests did not run: no playwright")
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("browser tests did not run: no chromium")
+    with playwright.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """What was left out for want of a browser is said in the last lines, not only by a letter among thousands."""
     left_out = [r for r in terminalreporter.stats.get("skipped", []) if "browser tests did not run" in str(r.longrepr)]
     if left_out:
         reason = str(left_out[0].longrepr[-1]).removeprefix("Skipped: ")  # type: ignore[index]
-        terminalreporter.write_line(f"NOTE: {reason}; the web page is untested.", yellow=True)
+        terminalreporter.write_line(
+            f"NOTE: {reason}; web page, report and docs are untested in a browser.", yellow=True
+        )

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from patchloom.errors import PatchloomError
+from patchloom.install import install_hint
 
 _SCHEMAS = {
     "nms": "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
@@ -68,5 +69,5 @@ def import_timm() -> Any:
     try:
         import timm
     except ImportError as error:
-        raise PatchloomError("This needs timm: pip install 'patchloom[timm]'.") from error
+        raise PatchloomError(f"This needs timm: {install_hint('timm')}") from error
     return timm

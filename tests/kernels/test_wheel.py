@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,31 @@ PARTS = ("src", "pyproject.toml", "hatch_build.py", "README.md", "LICENSE")
 RUN = "import sys; sys.path.insert(0, sys.argv[1]); from patchloom.kernels import native; print(native.why_not())"
 
 
+def build_wheel(tree: Path, out: Path, environment: dict[str, str]) -> Path:
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q", "-w", str(out), "."]
+    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = out.iterdir()
+    return wheel
+
+
+def test_what_the_container_copies_is_enough_for_a_wheel(tmp_path: Path) -> None:
+    """Exactly the files of the COPY lines, in an empty folder; without a compiler, as in a slim image."""
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    copies = re.findall(r"^COPY (.+) (\S+)$", (ROOT / "examples" / "Containerfile").read_text(), re.M)
+    assert copies
+    for names, target in copies:
+        for name in names.split():
+            if (ROOT / name).is_dir():
+                shutil.copytree(ROOT / name, tree / target, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+            else:
+                shutil.copy(ROOT / name, tree / target)
+    wheel = build_wheel(tree, tmp_path / "out", {**os.environ, "CXX": "/bin/false"})
+    with zipfile.ZipFile(wheel) as archive:
+        assert {"patchloom/training/report.js", "patchloom/training/report.css"} <= set(archive.namelist())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("compiler", [None, "/bin/false"])
 def test_a_wheel(compiler: str | None, tmp_path: Path) -> None:
@@ -30,9 +56,7 @@ def test_a_wheel(compiler: str | None, tmp_path: Path) -> None:
         copy(ROOT / part, tree / part)
     environment = {key: value for key, value in os.environ.items() if key != "CXX"}
     environment |= {"CXX": compiler} if compiler else {}
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q", "-w", str(out), "."]
-    subprocess.run(command, cwd=tree, env=environment, check=True)
-    (wheel,) = out.iterdir()
+    wheel = build_wheel(tree, out, environment)
     with zipfile.ZipFile(wheel) as archive:
         libraries = {Path(name).name for name in archive.namelist() if name.endswith(".so")}
         archive.extractall(installed)

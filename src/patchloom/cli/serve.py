@@ -37,6 +37,7 @@ def run_serve(options: argparse.Namespace) -> None:
     from dataclasses import fields
 
     from patchloom.errors import PatchloomError
+    from patchloom.install import install_hint
     from patchloom.serve.settings import Settings
 
     given = {field.name: getattr(options, field.name, None) for field in fields(Settings)}
@@ -46,7 +47,5 @@ def run_serve(options: argparse.Namespace) -> None:
     try:
         from patchloom.serve.run import serve
     except ImportError as error:
-        raise PatchloomError(
-            f"serve needs {error.name}, which is not installed: pip install 'patchloom[serve]'"
-        ) from error
+        raise PatchloomError(f"serve needs {error.name}, which is not installed: {install_hint('serve')}") from error
     serve(options.models, settings, options.base, options.int8)

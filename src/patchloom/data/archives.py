@@ -33,6 +33,7 @@ from patchloom.data.sources import (
     label_by_name,
 )
 from patchloom.errors import PatchloomError, did_you_mean
+from patchloom.install import pip_install
 
 
 def open_archive(prefix: str, rest: str, labels: str | None = None) -> Source:
@@ -51,7 +52,7 @@ def _library(name: str) -> Any:
             return import_module("torchvision.datasets")
         return import_module(name)
     except ImportError as error:
-        raise PatchloomError(f"This data needs {name}: pip install {name}") from error
+        raise PatchloomError(f"This data needs {name}: {pip_install(name)}") from error
 
 
 def _numbers_first(names: Iterable[str]) -> list[str]:

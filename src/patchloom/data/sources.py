@@ -23,6 +23,7 @@ from PIL import Image
 from patchloom.data.decoding import EXTENSIONS, UnreadableImage, decode, decode_picture
 from patchloom.data.images import Picture
 from patchloom.errors import PatchloomError, did_you_mean
+from patchloom.install import pip_install
 
 SPLIT_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 LAYOUTS = """Data can be
@@ -213,7 +214,7 @@ def _open_digits() -> Source:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise PatchloomError("The data set digits needs scikit-learn: pip install scikit-learn") from error
+        raise PatchloomError(f"The data set digits needs scikit-learn: {pip_install('scikit-learn')}") from error
     images, labels = load_digits(return_X_y=True)
     pixels = np.round(images.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
     order = np.random.RandomState(0).permutation(len(pixels))  # RandomState: the same order in every version of numpy

@@ -15,6 +15,7 @@ from patchloom.data.mixing import normalise
 from patchloom.data.sources import Item, Source, spread
 from patchloom.errors import PatchloomError
 from patchloom.explaining.weights import scales, sparsity
+from patchloom.install import install_hint
 from patchloom.models.network import Network
 from patchloom.tasks.classify import NORM_IMAGES
 from patchloom.tasks.compare import disagreement
@@ -111,6 +112,6 @@ def tsne(vectors: np.ndarray) -> np.ndarray:
     try:
         from sklearn.manifold import TSNE
     except ImportError as error:
-        raise PatchloomError("t-SNE needs scikit-learn: pip install 'patchloom[figures]'.") from error
+        raise PatchloomError(f"t-SNE needs scikit-learn: {install_hint('figures')}") from error
     perplexity = min(30.0, (len(vectors) - 1) / 3)
     return TSNE(perplexity=perplexity, random_state=0, init="pca").fit_transform(vectors.astype(np.float32))

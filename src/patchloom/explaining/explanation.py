@@ -89,13 +89,15 @@ def explain(
 ) -> Explanation:
     """Explain what a model says of one picture: a PIL image, a file, or an (H, W, 3) array of uint8.
 
-    maps           among class-attention, rollout, pooling, per-class, cross-patch, grad-cam, occlusion; None: all that
-                   the model can give
-    target         the class, by name or index, that grad-cam, occlusion and faithfulness are about; None: the likeliest
-    top            of a model with one query per class: the number of best classes that have a map, beside the target's
-                   (thesis Fig. 5.6); None: every class above 10 %
-    faithfulness   whether to measure it, which takes most of the time
-    seed           of the random maps that it is measured against
+    Args:
+        maps: Some of class-attention, rollout, pooling, per-class, cross-patch, grad-cam, occlusion; None: all that the
+            model supports.
+        target: The class, by name or index, that grad-cam, occlusion and faithfulness are about; None: the most
+            probable.
+        top: For a model with one query per class: the number of best classes that have a map, beside the target's
+            (thesis Fig. 5.6); None: every class above 10 %.
+        faithfulness: Whether to measure it, which takes most of the time.
+        seed: Seed of the random maps that it is measured against.
     """
     with _evaluating(model) as network:
         check_top(network, top)

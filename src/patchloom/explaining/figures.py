@@ -10,6 +10,7 @@ import numpy as np
 
 from patchloom.errors import PatchloomError
 from patchloom.explaining.maps import central_patches
+from patchloom.install import install_hint
 from patchloom.tasks.figures import new_figure
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def overlay(image: np.ndarray, values: np.ndarray) -> np.ndarray:
     try:
         from matplotlib import colormaps
     except ImportError as error:
-        raise PatchloomError("The colours of overlays need matplotlib: pip install 'patchloom[figures]'.") from error
+        raise PatchloomError(f"The colours of overlays need matplotlib: {install_hint('figures')}") from error
     grey = image @ np.array([0.299, 0.587, 0.114]) / 255
     return colormaps["cividis"](grey * values, bytes=True)[..., :3]
 

@@ -20,6 +20,7 @@ from patchloom.data.mixing import normalise
 from patchloom.data.sources import open_source
 from patchloom.errors import PatchloomError
 from patchloom.exporting.formats import Request, Runner
+from patchloom.install import pip_install
 from patchloom.models.network import Network
 from patchloom.serve.samples import find_samples
 from patchloom.tasks.evaluate import choose_items, expand_images, held_out_by
@@ -64,7 +65,8 @@ def find_pictures(given: str | PathLike[str] | None, model: Any = None) -> list[
         pictures = [to_rgb(Image.open(io.BytesIO(photo.data))) for photo in photos]
     if not pictures:
         raise PatchloomError(
-            "There is no image to check the export with: give some with --images DIR, or pip install scikit-learn."
+            "There is no image to check the export with. Give some with --images DIR, or install scikit-learn, which "
+            f"ships two photos: {pip_install('scikit-learn')}"
         )
     return pictures
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from patchloom import __version__
 from patchloom.data.mixing import normalise
 from patchloom.errors import PatchloomError, did_you_mean
+from patchloom.install import install_hint
 from patchloom.models.network import Network
 
 Runner = Callable[[np.ndarray], np.ndarray]  # what `input` takes -> logits (B, classes)
@@ -87,9 +88,7 @@ def find_format(to: str, int8: bool, with_preprocessing: bool) -> Format:
         raise PatchloomError(f"{to} holds weights alone, with no place for preprocessing inside; {able} have one.")
     for package in (*form.packages, *(("nncf",) if int8 and to == "openvino" else ())):
         if find_spec(package) is None:
-            raise PatchloomError(
-                f"Exporting to {to} needs {package}, which is not installed: pip install 'patchloom[export]'."
-            )
+            raise PatchloomError(f"Exporting to {to} needs {package}, which is not installed: {install_hint('export')}")
     return form
 
 

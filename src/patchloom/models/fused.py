@@ -57,11 +57,12 @@ def fuse(
 ) -> Network:
     """A copy of `model` for inference: faster, the same logits to float rounding; `model` stays as it is.
 
-    class_token_only   the last block computes what the logits need and no more; `features` always gives every token
-    kernels            use the C++ kernels where they can be used: float32 on a CPU that has the instructions
-    int8               multiply bytes, with the kernels: not exact, faster still
-    paired             seven products of halves for eight, where that is faster: tokens in pairs share their rounding
-    side_by_side       compute parallel branches of the same shape as one wider branch, not one after another
+    Args:
+        class_token_only: The last block computes only what the logits need; `features` always gives every token.
+        kernels: Use the C++ kernels where they can be used: float32 on a CPU that has the instructions.
+        int8: Use int8 matrix multiplication, with the kernels: faster, slightly less accurate.
+        paired: Use one Strassen step where that is faster: tokens in pairs share their rounding.
+        side_by_side: Compute parallel branches of the same shape as one wider branch, not one after another.
     """
     network = copy.deepcopy(unwrapped(model)).eval().requires_grad_(False)
     if network.fused:

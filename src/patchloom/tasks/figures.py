@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from patchloom.errors import PatchloomError
+from patchloom.install import install_hint
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -16,7 +17,7 @@ def new_figure(width: float, height: float) -> Figure:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise PatchloomError("Figures need matplotlib: pip install 'patchloom[figures]'.") from error
+        raise PatchloomError(f"Figures need matplotlib: {install_hint('figures')}") from error
     return Figure(figsize=(width, height), layout="constrained")
 
 

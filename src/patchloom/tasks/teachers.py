@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from patchloom.compat import import_timm
 from patchloom.errors import PatchloomError
+from patchloom.install import install_hint
 from patchloom.models.config import as_size
 from patchloom.models.imagenet import imagenet_ids
 from patchloom.models.preprocessing import Preprocessing
@@ -246,7 +247,7 @@ def _onnx_teacher(path: Path, asked: tuple[int, int] | None) -> Teacher:
     try:
         import onnxruntime
     except ImportError as error:
-        raise PatchloomError("A teacher in an ONNX file needs onnxruntime: pip install 'patchloom[onnx]'.") from error
+        raise PatchloomError(f"A teacher in an ONNX file needs onnxruntime: {install_hint('onnx')}") from error
     try:
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
         given = session.get_inputs()[0]

@@ -47,15 +47,18 @@ def train(
 ) -> Run:
     """Train a model on labelled images, to a run folder with checkpoints, log, export and report.
 
-    data            class folders, a CSV manifest, "digits", ... (docs/data.md)
-    recipe          a recipe's name, such as "cait@small", or a Recipe
-    log             "wandb" for a copy of the log there; TensorBoard has one where it is installed
-    train_split     and test_split: splits of the data, several joined as "train+val"; by default the data's own
-    hold_out        for data without a validation split: the share of each class that is held out, or "none"
-    out             the run folder; one that holds a run is refused
-    scales_from     a model whose learned residual scales the fresh network begins with; with the model option
-                    scale_trainable=False they stay fixed (thesis 3.5.3)
-    model_options   fields of the model's config; further keywords are fields of the recipe (epochs=10)
+    Args:
+        data: A folder with one subfolder per class, a CSV file, "digits", or another source (docs/data.md).
+        recipe: The name of a recipe, such as "cait@small", or a Recipe.
+        log: "wandb" for a copy of the log there; TensorBoard has one where it is installed.
+        train_split: The split to train on, several joined as "train+val"; by default the data's own.
+        test_split: The split to hold out, likewise.
+        hold_out: For data without a validation split: the share of each class that is held out, or "none".
+        out: The run folder; one that holds a run is refused.
+        scales_from: A model whose learned residual scales the new network begins with; with the model option
+            scale_trainable=False they stay fixed (thesis 3.5.3).
+        model_options: Fields of the model's config.
+        changes: Fields of the recipe (epochs=10).
     """
     splits = Splits(train_split, test_split, hold_out)
     options = model_options or {}
@@ -84,10 +87,12 @@ def distill(
 ) -> Run:
     """Train a model on labels and on what a teacher says of the same augmented, mixed images (thesis 3.3).
 
-    teacher    a run folder, weights that `load` takes, "timm:NAME[:FILE]", an .onnx file, or several of them
-    how        "hard" (Eq. 3.3), "soft" (Eq. 3.2), or "token": hard, on the output of a distillation token; by default
-               "token" for DeiT and "hard" for the other families
-    teaching   further fields of `patchloom.tasks.job.Teaching`: weight, tau, kl, cache, hints
+    Args:
+        teacher: A run folder, weights that `load` takes, "timm:NAME[:FILE]", an .onnx file, or several of them.
+        how: "hard" (Eq. 3.3), "soft" (Eq. 3.2), or "token": hard, on the output of a distillation token; by default
+            "token" for DeiT and "hard" for the other families.
+        teaching: Further fields of `patchloom.tasks.job.Teaching`: weight, tau, kl, cache, hints.
+
     The others are those of `train`.
     """
     taught = make_teaching(teacher, how, **(teaching or {}))
@@ -120,14 +125,17 @@ def finetune(
 ) -> Run:
     """Go on from trained weights: at another resolution, on other classes, with all or some of the parameters.
 
-    weights         whatever `load` takes
-    recipe          by default the one of the family's paper where the classes stay, "new_classes" where they do not
-    tune            "all", "attention", "ffn" (both with heads and positions) or "head"; by default the recipe's
-    delta           also export only what changed, for `load(delta, base=...)`
-    mean, std       the normalisation that the weights were trained with, where their file does not say
-    teaching        `make_teaching(...)`, to distil meanwhile
-    model_options   head="mlp" for Grafit's head; queries="per_class" for one query per class of a PatchConvNet (thesis
-                    5.2.1); what a bare file of weights does not say (heads=3)
+    Args:
+        weights: A run folder, an export, a weight file or a published tag: what `load` takes.
+        recipe: By default the one of the family's paper where the classes stay, "new_classes" where they do not.
+        tune: "all", "attention", "ffn" (both with heads and positions) or "head"; by default the recipe's.
+        delta: Also export only what changed, for `load(delta, base=...)`.
+        mean: The normalisation that the weights were trained with, where their file does not say.
+        std: Likewise.
+        teaching: `make_teaching(...)`, to distil meanwhile.
+        model_options: head="mlp" for Grafit's head; queries="per_class" for one query per class of a PatchConvNet
+            (thesis 5.2.1); what a bare weight file does not say (heads=3).
+
     The others are those of `train`; resolution=384 is another image size.
     """
     job = plan_finetune(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from patchloom.errors import PatchloomError
+from patchloom.install import pip_install
 
 
 class Mirror(Protocol):
@@ -54,7 +55,7 @@ class WeightsAndBiases:
 def check_log(where: str | None) -> None:
     """Refuse a place that is not there before a run begins."""
     if where == "wandb" and find_spec("wandb") is None:
-        raise PatchloomError("--log wandb needs Weights & Biases: pip install wandb.")
+        raise PatchloomError(f"--log wandb needs Weights & Biases: {pip_install('wandb')}")
     if where not in (None, "wandb"):
         raise PatchloomError(f"A run is logged to wandb beside its folder, or not; there is no {where!r}.")
 

@@ -1,4 +1,4 @@
-"""report.html: one file without network: curves, confusion, classes, the worst mistakes with pictures, the recipe."""
+"""report.html: one file without network: curves, confusion, classes, the most confident errors, the recipe."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import numpy as np
 from patchloom.data.sources import Item, Source
 from patchloom.models.complexity import complexity
 from patchloom.models.network import Network
+from patchloom.training.charts import NUMBERED, heat_map, line_chart, most_confused
 from patchloom.training.evaluation import Scores
 from patchloom.training.run import Run, write_text
 
@@ -29,20 +30,25 @@ def write_report(run: Run, source: Source, items: Sequence[Item], scores: Scores
         *(_judged(source, items, scores) if scores else ()),
         _section("Recipe", _recipe(run.settings)),
     ]
-    style = (files("patchloom.training") / "report.css").read_text()
-    title = escape(f"{network.config.name} on {run.settings['data']}")
-    page = (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        f"<title>{title}</title><style>{style}</style><body>{''.join(parts)}</body></html>\n"
+    title = f"{network.config.name} on {run.settings['data']}"
+    write_text(run.folder / "report.html", html_page(title, "".join(parts)))
+
+
+def html_page(title: str, body: str) -> str:
+    """A page with the style of reports and charts that show values on hover, in one file."""
+    style, script = ((files("patchloom.training") / f"report.{kind}").read_text("utf-8") for kind in ("css", "js"))
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8">'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{escape(title)}</title>'
+        f"<style>{style}</style><body>{body}<script>{script}</script></body></html>\n"
     )
-    write_text(run.folder / "report.html", page)
 
 
 def _judged(source: Source, items: Sequence[Item], scores: Scores) -> list[str]:
     return [
         _section("Confusion", _confusion(scores)),
         _section("Classes", _classes(scores)),
-        _section("The surest mistakes", _mistakes(source, items, scores)),
+        _section("The most confident errors", _mistakes(source, items, scores)),
     ]
 
 
@@ -52,29 +58,34 @@ def _section(title: str, body: str) -> str:
 
 def _headline(run: Run, scores: Scores | None, network: Network, records: list[dict[str, Any]]) -> str:
     summary, cost = scores.summary() if scores else None, complexity(network)
-    shown = (
-        []
-        if summary is None
-        else [
-            (f"{summary['top1']:.2%}", "top-1 on held-out images"),
-            (f"{summary['top5']:.2%}", "top-5"),
-            (f"{summary['loss']:.4f}", "cross-entropy"),
-            (f"{summary['ece']:.2%}", "calibration error"),
-            (f"{summary['count']}", "held-out images"),
-        ]
+    cells = "".join(
+        f"<div><b>{value}</b><span class=soft>{name}</span></div>" for value, name in _shown(summary, records)
     )
-    cells = "".join(f"<div><b>{value}</b><span class=soft>{name}</span></div>" for value, name in shown)
     judged = "No image was held out."
     if summary is not None:
         best = max((row.get("ema_top1", row["top1"]) for row in records), default=summary["top1"])
         kind = "averaged" if records and "ema_top1" in records[-1] else "raw"
-        judged = f"The figures are those of the {kind} weights after the last epoch; the best epoch had {best:.2%}."
+        judged = f"The metrics are those of the {kind} weights after the last epoch; the best epoch had {best:.2%}."
     return (
         f"<h1>{escape(network.config.name)} on {escape(str(run.settings['data']))}</h1><div class=figures>{cells}</div>"
         f"<p class=soft>Recipe {escape(run.settings['recipe_name'])}, {run.settings['epochs']} epochs; "
         f"{cost.params / 1e6:.2f} million parameters, {cost.macs / 1e6:.0f} million MACs at "
         f"{network.config.img_size[0]} x {network.config.img_size[1]} pixels. {judged}</p>"
     )
+
+
+def _shown(summary: dict[str, Any] | None, records: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """The large numbers at the top and what each is."""
+    if summary is None:
+        return []
+    interval = summary.get("top1_interval") or (records[-1].get("top1_interval") if records else None)
+    range_ = f"; 95 % interval {interval[0]:.1%} to {interval[1]:.1%}" if interval else ""
+    return [
+        (f"{summary['top1']:.2%}", f"top-1 on {summary['count']} held-out images{range_}"),
+        (f"{summary['top5']:.2%}", "top-5"),
+        (f"{summary['loss']:.4f}", "cross-entropy"),
+        (f"{summary['ece']:.2%}", "calibration error"),
+    ]
 
 
 def _curves(records: list[dict[str, Any]]) -> str:
@@ -85,60 +96,29 @@ def _curves(records: list[dict[str, Any]]) -> str:
         ("top-1", {"held out": "top1", "averaged": "ema_top1"}),
         ("learning rate", {"": "lr"}),
     ]
-    return f'<div class="curves">{"".join(_chart(title, lines, records) for title, lines in charts)}</div>'
+    drawn = (line_chart(title, {name: _points(records, key) for name, key in lines.items()}) for title, lines in charts)
+    return f'<div class="curves">{"".join(drawn)}</div>'
 
 
-def _chart(title: str, lines: dict[str, str], records: list[dict[str, Any]]) -> str:
-    """A line chart as SVG, 320 x 200."""
-    width, height, left, bottom = 320, 200, 62, 24
-    found = {name: [(row["epoch"], row[key]) for row in records if key in row] for name, key in lines.items()}
-    found = {name: points for name, points in found.items() if points}
-    values = [value for points in found.values() for _, value in points if np.isfinite(value)]
-    if not values:
-        return ""
-    low, high = min(values), max(values)
-    spread, epochs = (high - low) or 1.0, max(records[-1]["epoch"] - records[0]["epoch"], 1)
-
-    def place(epoch: int, value: float) -> str:
-        x = left + (epoch - records[0]["epoch"]) / epochs * (width - left - 8)
-        return f"{x:.1f},{height - bottom - (value - low) / spread * (height - bottom - 24):.1f}"
-
-    strokes = ("var(--mark)", "var(--bad)", "var(--soft)")
-    paths, legend = [], []
-    for (name, points), stroke in zip(found.items(), strokes, strict=False):
-        line = " ".join(place(*point) for point in points)
-        paths.append(f'<polyline points="{line}" fill="none" stroke="{stroke}" stroke-width="1.6"/>')
-        legend.append(f'<tspan style="fill:{stroke}">{name} </tspan>')
-    return (
-        f'<svg width="{width}" height="{height}" role="img" aria-label="{escape(title)}">'
-        f'<text x="{left}" y="12">{escape(title)} {"".join(legend)}</text>'
-        f'<path d="M{left} 20V{height - bottom}H{width - 8}" stroke="var(--line)" fill="none"/>'
-        f'<text x="{left - 4}" y="28" text-anchor="end">{high:.3g}</text>'
-        f'<text x="{left - 4}" y="{height - bottom}" text-anchor="end">{low:.3g}</text>'
-        f'<text x="{width - 8}" y="{height - 8}" text-anchor="end">epoch {records[-1]["epoch"]}</text>'
-        f"{''.join(paths)}</svg>"
-    )
+def _points(records: list[dict[str, Any]], key: str) -> list[tuple[float, float]]:
+    return [(row["epoch"], row[key]) for row in records if row.get(key) is not None]
 
 
 def _confusion(scores: Scores) -> str:
-    """A table for few classes, the most frequent confusions for many."""
-    table, names = scores.confusion(), [escape(name) for name in scores.class_names]
-    if len(names) > 20:
-        wrong = [(int(table[i, j]), names[i], names[j]) for i, j in np.argwhere(table) if i != j]
-        rows = "".join(f"<tr><td class=n>{n}<td>{a}<td>{b}" for n, a, b in sorted(wrong, reverse=True)[:30])
-        return f"<table><tr><th class=n>times<th>label<th>taken for</tr>{rows}</table>"
-    head = "".join(f"<th class=n>{name}" for name in names)
-    lines = []
-    for i, row in enumerate(table):
-        shares = 60 * row / max(row.sum(), 1)
-        cells = "".join(_cell(n, share, i == j) for j, (n, share) in enumerate(zip(row, shares, strict=True)))
-        lines.append(f"<tr><th>{names[i]}{cells}")
-    return f"<div class=wide><table><tr><th>label \\ prediction{head}</tr>{''.join(lines)}</table></div>"
+    """A heat map, of the most confused classes if there are many; from 21 classes on, also the most frequent errors."""
+    table, names = scores.confusion(), scores.class_names
+    shown = most_confused(table)
+    note = ""
+    if len(shown) < len(names):
+        note = f"<p class=soft>The {len(shown)} of {len(names)} classes with most errors.</p>"
+    drawn = heat_map(table[np.ix_(shown, shown)], [names[i] for i in shown], table.sum(axis=1)[shown])
+    return f"{note}{drawn}{_frequent_errors(table, names) if len(names) > NUMBERED else ''}"
 
 
-def _cell(count: int, percent: float, right: bool) -> str:
-    colour = f"color-mix(in srgb, var(--{'mark' if right else 'bad'}) {percent:.0f}%, transparent)"
-    return f'<td class=n style="background:{colour}">{count or ""}'
+def _frequent_errors(table: np.ndarray, names: Sequence[str]) -> str:
+    wrong = [(int(table[i, j]), escape(names[i]), escape(names[j])) for i, j in np.argwhere(table) if i != j]
+    rows = "".join(f"<tr><td class=n>{n}<td>{a}<td>{b}" for n, a, b in sorted(wrong, reverse=True)[:30])
+    return f"<h3>Most frequent errors</h3><table><tr><th class=n>images<th>label<th>prediction</tr>{rows}</table>"
 
 
 def _classes(scores: Scores) -> str:
@@ -156,14 +136,14 @@ def _mistakes(source: Source, items: Sequence[Item], scores: Scores) -> str:
     surest = wrong[np.argsort(-scores.confidence[wrong])][:MISTAKES]
     figures = []
     for i in surest:
-        said, label = (escape(scores.class_names[j]) for j in (scores.predicted[i], scores.labels[i]))
+        prediction, label = (escape(scores.class_names[j]) for j in (scores.predicted[i], scores.labels[i]))
         figures.append(
             f'<figure><img alt="{escape(items[i].key)}" src="{_thumbnail(source, items[i])}"><figcaption>'
-            f"<span class=bad>{said}</span> {scores.confidence[i]:.0%}, is {label}<br>"
+            f"<span class=bad>{prediction}</span> {scores.confidence[i]:.0%}, is {label}<br>"
             f"<span class=soft>{escape(items[i].key)}</span></figcaption></figure>"
         )
-    told = f"{len(wrong)} of {len(scores.labels)} images; what it said, how sure it was, what the label says."
-    return f"<p>{told}</p><div class=photos>{''.join(figures)}</div>"
+    note = f"{len(wrong)} of {len(scores.labels)} images are wrong: the prediction, its probability and the label."
+    return f"<p>{note}</p><div class=photos>{''.join(figures)}</div>"
 
 
 def _thumbnail(source: Source, item: Item) -> str:
@@ -181,4 +161,4 @@ def _recipe(settings: dict[str, Any]) -> str:
         for key, value in settings.items()
         if key not in ("sources", "model", "summary")
     )
-    return f"<div class=wide><table><tr><th>setting<th>value<th>where it comes from</tr>{rows}</table></div>"
+    return f"<table class=settings><tr><th>setting<th>value<th>where it comes from</tr>{rows}</table>"

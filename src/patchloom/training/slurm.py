@@ -2,7 +2,7 @@
 
     python -m patchloom.training.slurm --nodes 4 --processes 8 -- train DATA --model M --recipe R --out RUN
 
-Needs submitit: pip install 'patchloom[slurm]'.
+Needs submitit, in the extra `slurm`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from patchloom.errors import PatchloomError
+from patchloom.install import install_hint
 
 
 @dataclass
@@ -69,7 +70,7 @@ def submit(
     try:
         submitit = import_module("submitit")
     except ImportError as error:
-        raise PatchloomError("Submitting needs submitit: pip install 'patchloom[slurm]'.") from error
+        raise PatchloomError(f"Submitting needs submitit: {install_hint('slurm')}") from error
     executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
     executor.update_parameters(name="patchloom", nodes=nodes, tasks_per_node=1, timeout_min=round(hours * 60))
     if cluster != "local":

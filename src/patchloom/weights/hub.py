@@ -18,6 +18,7 @@ from typing import Any
 
 from patchloom.compat import import_timm
 from patchloom.errors import PatchloomError, did_you_mean
+from patchloom.install import install_hint
 from patchloom.models.imagenet import imagenet_names
 from patchloom.models.preprocessing import default_preprocessing
 from patchloom.models.registry import entries, list_models
@@ -165,7 +166,7 @@ def _download(repository: str, filenames: tuple[str, ...], label: str) -> Path:
     try:
         from huggingface_hub import errors, hf_hub_download, try_to_load_from_cache
     except ImportError as error:
-        raise PatchloomError("Published weights need the hub's client: pip install 'patchloom[hub]'.") from error
+        raise PatchloomError(f"Published weights need huggingface_hub: {install_hint('hub')}") from error
     try:
         cached = [name for name in filenames if isinstance(try_to_load_from_cache(repository, name), str)]
         for name in cached or filenames:

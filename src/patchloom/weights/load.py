@@ -50,13 +50,14 @@ def load(
     the Hugging Face hub ("hf-hub:owner/name"); the layout is ours, the official repository's or timm's. Our own files
     describe their network; for others it is read off the tensors, and `hints` (heads=...) say what tensors cannot.
 
-    img_size      the wanted size; positions and cross-patch matrices are resized to it
-    source_size   (height, width) that the weights were made at, where neither img_size nor a square fits
-    num_classes   another number starts the head afresh
-    in_chans      another number adapts the stem
-    strict        refuse missing and unknown tensors by name; False reports them instead
-    base          of a delta: the weights that it was made from. With a network, what did not change is shared, not
-                  copied: many fine-tuned networks then take little more memory than one
+    Args:
+        img_size: The wanted size; positions and cross-patch matrices are resized to it.
+        source_size: (height, width) that the weights were made at, where neither img_size nor a square fits.
+        num_classes: Another number starts the head from scratch.
+        in_chans: Another number adapts the stem.
+        strict: Refuse missing and unknown tensors by name; False reports them instead.
+        base: For a delta: the weights that it was made from. With a network, what did not change is shared, not copied:
+            many fine-tuned networks then take little more memory than one.
     """
     checkpoint = _fetch(source, img_size)
     if "delta" in checkpoint.about:
