@@ -17,9 +17,9 @@ from sklearn.datasets import load_digits
 
 import patchloom.compat  # noqa: F401 - before torchvision
 from patchloom import PatchloomError
-from patchloom.data.archives import official_splits
 from patchloom.data.scan import find_unreadable
 from patchloom.data.sources import Item, Source, Splits, open_source, split_source
+from patchloom.recipes.transfer import official_splits
 
 DIGITS = np.round(load_digits().images * (255 / 16)).astype(np.uint8)
 
