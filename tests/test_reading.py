@@ -37,7 +37,7 @@ def test_json_that_cannot_be_parsed_is_one_error(tmp_path: Path, text: bytes) ->
     (tmp_path / "a.json").write_bytes(text)
     with pytest.raises(PatchloomError, match=r"a\.json cannot be read as JSON"):
         read_json(tmp_path / "a.json")
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError):  # noqa: PT011 - whatever the text is wrong in
         parse_json(text)
 
 

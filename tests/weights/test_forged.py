@@ -53,7 +53,7 @@ def measured(*paths: Path) -> list[str]:
     *messages, costs = done.stdout.splitlines() or [""]
     assert len(messages) == len(paths), done.stderr[-1000:]
     seconds, megabytes = map(float, costs.split())
-    assert seconds < 5 and megabytes < 200, f"{seconds} s, {megabytes} MB"
+    assert max(seconds / 5, megabytes / 200) < 1, f"{seconds} s, {megabytes} MB"
     return messages
 
 
@@ -135,7 +135,8 @@ def test_headers_beyond_reason_and_special_files_are_refused(tmp_path: Path) -> 
     names = ("a.safetensors", "pipe.pth", "zero.safetensors")
     header_, pipe, zero = measured(*(tmp_path / name for name in names))
     assert "its header has" in header_
-    assert "not a regular file" in pipe and "not a regular file" in zero
+    assert "not a regular file" in pipe
+    assert "not a regular file" in zero
 
 
 def test_class_names_are_different(tmp_path: Path) -> None:
@@ -161,7 +162,8 @@ def test_bare_imagenet_weights_have_its_names_and_say_what_is_assumed(
     assert bare.class_names == imagenet_names()
     told = f"{tmp_path / 'bare.pth'}: mean 0.485, 0.456, 0.406 and standard deviation 0.229, 0.224, 0.225 are assumed"
     assert caplog.text.count(told) == 1
-    assert "mean 0.485" in str(bare.load_report) and "ImageNet's: the file has no class names" in str(bare.load_report)
+    assert "mean 0.485" in str(bare.load_report)
+    assert "ImageNet's: the file has no class names" in str(bare.load_report)
     assert patchloom.load(tmp_path / "bare.pth", num_classes=5).class_names is None
     assert caplog.text.count(told) == 1  # once per file, however often it is loaded
     caplog.clear()
