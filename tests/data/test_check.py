@@ -48,7 +48,7 @@ def messy(root: Path) -> Path:
 def test_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = report(capsys, str(messy(tmp_path)))
     assert found["count"] == 10
-    assert found["classes"] == {"ant": 6, "bee": 4, "empty": 0}
+    assert found["classes"] == {"ant": 6, "bee": 4}
     assert found["splits"] == {"all": 10}
     assert found["sizes"]["width"] == {"min": 8, "median": 9.5, "max": 30}
     assert found["sizes"]["height"] == {"min": 8, "median": 9.5, "max": 13}
@@ -58,14 +58,14 @@ def test_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     reasons = {entry["path"]: entry["reason"] for entry in found["unreadable"]}
     assert reasons["ant/zero.jpg"] == "the file is empty"
     assert "truncated" in reasons["bee/cut 虫.png"]
-    assert any("without images: empty" in note for note in found["notes"])
+    assert any("not taken as a class: empty" in note for note in found["notes"])
     assert found["duplicates"] == found["duplicates_within"] == []
 
 
 def test_the_summary_names_every_bad_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["data", "check", str(messy(tmp_path))])
     text = capsys.readouterr().out
-    assert "10 images in 3 classes" in text
+    assert "10 images in 2 classes" in text
     assert "2 files cannot be read:\n  ant/zero.jpg: the file is empty\n  bee/cut 虫.png: " in text
     assert ".git" not in text
 

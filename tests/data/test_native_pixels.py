@@ -238,3 +238,38 @@ def test_a_broken_photo_is_still_named(tmp_path: Path) -> None:
     torn = (tmp_path / "whole.jpg").read_bytes()[:900]
     with pytest.raises(Exception, match=r"torn\.jpg cannot be read"):
         decode(torn, "torn.jpg")
+
+
+def test_arguments_beyond_a_picture_are_refused() -> None:
+    """C++ would read or write beyond the array, or take its bytes for others."""
+    good, whole = rgbx(noise(8, 9)), np.arange(8)
+    wrong = (good[..., :3], good.astype(np.int16), good[:, ::2], good[0], good[:0], np.zeros((8, 9, 5), np.uint8))
+    frozen = good.copy()
+    frozen.flags.writeable = False
+    for picture in (*wrong, frozen):
+        for step in (
+            native.mirror,
+            native.grey,
+            native.solarise,
+            lambda x: native.blur(x, 1.0),
+            lambda x: native.enhance(x, ImageEnhance.Color, 1.2),
+            lambda x: native.take(x, whole, whole),
+        ):
+            with pytest.raises(ValueError, match="not a step for a picture"):
+                step(picture)
+    for places in (whole + 5, whole - 1, whole.astype(np.int32), whole[::2], whole[:, None]):
+        for rows, columns in ((places, whole), (whole, places)):
+            with pytest.raises(ValueError, match="places"):
+                native.take(good, rows, columns)
+    for sigma in (-1.0, 1e9, float("nan")):
+        with pytest.raises(ValueError, match="sigma"):
+            native.blur(good, sigma)
+    for area, size in ((good[:0], (4, 4)), (good, (0, 4)), (good, (4, -1)), (good.astype(float), (4, 4))):
+        with pytest.raises(ValueError, match="not a step for a picture"):
+            native.resize(area, size, BICUBIC)
+    images, three = torch.zeros(1, 2, 2, 3, dtype=torch.uint8), torch.zeros(3)
+    for arguments in ((images.float(), three, three), (images, three[:2], three), (images, three, three.double())):
+        with pytest.raises(ValueError, match="not a step for a picture"):
+            native.normalise(*arguments)
+    with pytest.raises(ValueError, match="not a step for a picture"):
+        native.pack(good[..., :3])

@@ -151,11 +151,14 @@ def test_hidden_things_and_leftovers_are_no_data(tmp_path: Path) -> None:
     assert "one class only" in notes
 
 
-def test_an_empty_class_stays_a_class_and_is_reported(tmp_path: Path) -> None:
-    source = open_source(folder(tmp_path, ant=2, bee=0, cow=1))
-    assert source.class_names == ("ant", "bee", "cow")
-    assert {item.label for item in source.splits["all"]} == {0, 2}
-    assert "1 class without images: bee." in source.notes
+def test_a_folder_without_images_is_reported_and_not_a_class(tmp_path: Path) -> None:
+    source = open_source(folder(tmp_path / "plain", ant=2, bee=0, cow=1))
+    assert source.class_names == ("ant", "cow")
+    assert {item.label for item in source.splits["all"]} == {0, 1}
+    assert "1 folder without images, not taken as a class: bee." in source.notes
+    for split in ("train", "val"):
+        folder(tmp_path / "split" / split, ant=2, bee=0, cow=1)
+    assert open_source(tmp_path / "split").class_names == ("ant", "cow")
 
 
 def test_unicode_names(tmp_path: Path) -> None:
@@ -554,7 +557,7 @@ def test_a_share_of_each_class_is_held_out_or_none(tmp_path: Path) -> None:
     for wrong in ("some", "1", "-0.1", 1.5, "0", "nan"):
         with pytest.raises(PatchloomError, match="--hold-out is none or a fraction"):
             Splits(hold_out=wrong)
-    with pytest.raises(PatchloomError, match="which"):
+    with pytest.raises(PatchloomError, match="exclude each other"):
         Splits(test="val", hold_out=0.1)
 
 

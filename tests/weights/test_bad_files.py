@@ -58,7 +58,7 @@ def test_metadata_that_lies_is_refused(tmp_path: Path) -> None:
     tensors = model.state_dict()
     for about, words in [
         ({"config": {**model.config.to_json(), "architecture": "gpt"}}, "gpt"),
-        ({"config": {**model.config.to_json(), "depth": 7}}, "Missing"),
+        ({"config": {**model.config.to_json(), "depth": 7}}, "says that depth is 7"),
         ({"config": {**model.config.to_json(), "depth": "seven"}}, "seven"),
         ({"config": {**model.config.to_json(), "wings": 2}}, "wings"),
     ]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -186,3 +187,32 @@ def test_paths_are_not_taken_for_tags(tmp_path: Path) -> None:
         patchloom.load("missing.safetensors")
     with pytest.raises(PatchloomError, match="create_model"):
         patchloom.load("deit_tiny")
+
+
+@pytest.mark.parametrize("answers", [False, True])
+def test_without_a_network_one_message_comes_soon(home: Path, answers: bool) -> None:
+    """A hub that takes connections and never answers, and one that nobody reaches."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        if answers:
+            listener.listen()
+        code = """
+import time, patchloom
+patchloom.weights.hub.import_timm()
+for source in ("cait_s24.fb_dist_in1k", "hf-hub:someone/ants"):
+    start = time.time()
+    try:
+        print(patchloom.load(source).config.name, time.time() - start)
+    except patchloom.PatchloomError as error:
+        print(error, time.time() - start)
+"""
+        environment = {**os.environ, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0"}
+        environment["HF_ENDPOINT"] = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        words = [sys.executable, "-c", f"import patchloom.weights.hub\n{code}"]
+        done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=120)
+    message, cached = done.stdout.splitlines()
+    assert "not in the hub's cache and could not be fetched" in message
+    assert cached.startswith("cait_nano "), cached  # what is in the cache is still had
+    assert float(message.split()[-1]) < 5
+    assert float(cached.split()[-1]) < 8
+    assert not done.stderr, done.stderr  # no warnings of retries

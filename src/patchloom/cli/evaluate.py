@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from patchloom.cli.output import print_json
+from patchloom.reading import read_json
 
 
 def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
@@ -199,7 +199,7 @@ def _run_scores(options: argparse.Namespace) -> None:
 
     _refuse(options, "one evaluation: it draws a sweep or --disagreement", ("figure",))
     given = _score_options(options)
-    real = _read_json(options.real) if options.real else None
+    real = read_json(options.real) if options.real else None
     result = scores(options.model, options.data, **given)
     summary = result.summary()
     if real is not None:
@@ -233,7 +233,7 @@ def _score_options(options: argparse.Namespace) -> dict[str, Any]:
         "batch": options.batch,
         "workers": options.workers or 0,
         "strict": options.strict or options.real is not None,  # ReaL counts files by number: none may be left out
-        "class_map": _read_json(options.class_map) if options.class_map else None,
+        "class_map": read_json(options.class_map) if options.class_map else None,
         "int8": options.int8,
         "imagenet_only": options.real is not None,
         "console": Console(sys.stderr),
@@ -250,30 +250,23 @@ def _run_sweep(options: argparse.Namespace, setting: str) -> None:
         check_figure_path(Path(options.figure))
     given = _score_options(options)
     values = given.pop(setting)
-    real = _read_json(options.real) if options.real else None
+    real = read_json(options.real) if options.real else None
     rows = sweep(options.model, options.data, setting, values, real=real, **given)
     if options.figure:
         draw_sweep(rows, Path(options.figure))
     print_json({"sweep": rows}) if options.json else print(sweep_text(rows))
 
 
-def _read_json(path: str) -> Any:
-    from patchloom.errors import PatchloomError
-
-    try:
-        with open(path) as file:
-            return json.load(file)
-    except (OSError, ValueError) as error:
-        raise PatchloomError(f"{path} cannot be read as JSON: {error}.") from error
-
-
 def run_predict(options: argparse.Namespace) -> None:
+    from patchloom.errors import PatchloomError
     from patchloom.tasks.evaluate import predict
 
     rows = predict(options.model, options.images, top=options.top, base=options.base)
     if options.json:
         print_json(rows)
-        return
-    for row in rows:
-        said = row.get("error") or ", ".join(f"{p['class']} {p['probability']:.1%}" for p in row["predictions"])
-        print(f"{row['path']}: {said}")
+    for row in () if options.json else rows:
+        classes = ", ".join(f"{p['class']} {p['probability']:.1%}" for p in row.get("predictions", ()))
+        note = f" ({row['note']})" if "note" in row else ""
+        print(f"{row['path']}: {row.get('error') or classes}{note}")
+    if all("error" in row for row in rows):
+        raise PatchloomError("No image could be classified; the reasons are given above.")

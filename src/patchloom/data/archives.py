@@ -9,7 +9,6 @@ The libraries are imported only when one of these is opened.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import tarfile
@@ -19,7 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from patchloom.data.decoding import EXTENSIONS, UnreadableImage
+from patchloom.data.decoding import EXTENSIONS, MOST_BYTES, UnreadableImage, read_encoded
 from patchloom.data.manifest import label_column
 from patchloom.data.sources import (
     SPLIT_NAMES,
@@ -31,9 +30,13 @@ from patchloom.data.sources import (
     class_notes,
     count,
     label_by_name,
+    some,
 )
 from patchloom.errors import PatchloomError, did_you_mean
 from patchloom.install import pip_install
+from patchloom.reading import parse_json, read_json
+
+_MOST_TEXT = 1 << 20  # bytes of a label in a shard
 
 
 def open_archive(prefix: str, rest: str, labels: str | None = None) -> Source:
@@ -161,8 +164,8 @@ def _annotations(root: Path, year: str, split: str) -> Path | None:
 def _annotated_files(file: Path) -> set[str]:
     """The files of an annotation, without their first folder: train_val2018/Aves/1/a.jpg is 2018/Aves/1/a.jpg here."""
     try:
-        return {str(entry["file_name"]).partition("/")[2] for entry in json.loads(file.read_text())["images"]}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return {str(entry["file_name"]).partition("/")[2] for entry in read_json(file)["images"]}
+    except (ValueError, KeyError, TypeError) as error:
         raise PatchloomError(f"{file} cannot be read as annotations of iNaturalist: {error!r}.") from error
 
 
@@ -209,6 +212,9 @@ class ShardSource(Source):
 
     def data(self, item: Item) -> bytes:
         shard, offset, size = self.places[item.key]
+        if size > MOST_BYTES:
+            reason = f"it has {size:,} bytes, more than the limit of {MOST_BYTES:,}"
+            raise UnreadableImage(f"{item.key} of {self.where} cannot be read: {reason}", reason)
         try:
             with open(shard, "rb") as file:
                 file.seek(offset)
@@ -229,9 +235,9 @@ def _open_shards(rest: str, labels: str | None) -> Source:
     split_of = _shard_splits([shard.relative_to(base).as_posix() for shard in shards])
     places: dict[str, tuple[str, int, int]] = {}
     found: dict[str, list[tuple[str, str]]] = defaultdict(list)
-    without_image = 0
+    without_image, special = 0, list[str]()
     for shard, split in zip(shards, split_of, strict=True):
-        for sample, parts in _samples(shard):
+        for sample, parts in _samples(shard, special):
             image = next((ext for ext in parts if f".{ext.rpartition('.')[2]}" in EXTENSIONS), None)
             if image is None:
                 without_image += 1
@@ -250,6 +256,7 @@ def _open_shards(rest: str, labels: str | None) -> Source:
     class_names = _numbers_first(name for _, name in trained)
     splits = label_by_name(where, class_names, in_order)
     notes = [f"{without_image} samples without an image left aside."] if without_image else []
+    notes += [f"{count(len(special), 'file')} left aside, not regular files: {some(special)}"] if special else []
     return ShardSource(places, where, class_names, splits, [*notes, *class_notes(class_names, splits)])
 
 
@@ -273,13 +280,16 @@ def _shard_splits(names: Sequence[str]) -> list[str]:
     return [SPLIT_NAMES[parts[0]] for parts in said] if all(said) else ["all"] * len(names)
 
 
-def _samples(shard: Path) -> Iterator[tuple[str, dict[str, tuple[int, int]]]]:
-    """The samples of a shard, as WebDataset groups files: the name up to the first dot, and the places by the rest."""
+def _samples(shard: Path, special: list[str]) -> Iterator[tuple[str, dict[str, tuple[int, int]]]]:
+    """The samples of a shard, as WebDataset groups files: the name up to the first dot, and the places by the rest.
+    Links, FIFOs and devices are added to `special`."""
     split_name: Callable[[str], tuple[str | None, str]] = import_module("webdataset.tariterators").base_plus_ext
     samples: dict[str, dict[str, tuple[int, int]]] = {}
     try:
         with tarfile.open(shard, "r:") as tar:
             for member in tar:
+                if not member.isfile() and not member.isdir():
+                    special.append(f"{shard.name}/{member.name}")
                 key, ext = split_name(member.name)
                 if member.isfile() and key is not None and not Path(member.name).name.startswith(("__", ".")):
                     samples.setdefault(key, {})[ext.lower()] = (member.offset_data, member.size)
@@ -294,7 +304,7 @@ def _shard_label(shard: Path, sample: str, parts: dict[str, tuple[int, int]], la
         if "cls" in parts and labels is None:
             return _text_at(shard, parts["cls"]).strip() or _no_label(shard, sample, ".cls is empty")
         if "json" in parts:
-            fields = json.loads(_text_at(shard, parts["json"]))
+            fields = parse_json(_text_at(shard, parts["json"]))
             if not isinstance(fields, dict) or fields.get(labels or "label") is None:
                 names = ", ".join(map(str, fields)) if isinstance(fields, dict) else "none"
                 _no_label(shard, sample, f".json has no label column {labels or 'label'!r}; columns: {names}")
@@ -311,6 +321,8 @@ def _no_label(shard: Path, sample: str, why: str) -> str:
 
 
 def _text_at(shard: Path, place: tuple[int, int]) -> str:
+    if place[1] > _MOST_TEXT:
+        raise ValueError(f"it has {place[1]:,} bytes, more than the limit of {_MOST_TEXT:,}")
     with open(shard, "rb") as file:
         file.seek(place[0])
         return file.read(place[1]).decode("utf-8")
@@ -331,11 +343,7 @@ class SavedSource(Source):
         split, _, number = item.key.rpartition("/")
         stored = self.tables[split][int(number)][self.column] or {}
         if stored.get("bytes") is None and stored.get("path"):
-            try:
-                return Path(stored["path"]).read_bytes()
-            except OSError as error:
-                reason = f"{stored['path']}: {error.strerror or error}"
-                raise UnreadableImage(f"{item.key} of {self.where} cannot be read: {reason}", reason) from error
+            return read_encoded(stored["path"], f"{item.key} of {self.where} ({stored['path']})")
         return stored.get("bytes")
 
 

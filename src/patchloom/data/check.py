@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from patchloom.data.decoding import decode, open_header
-from patchloom.data.scan import Progress, in_threads, reason_of
+from patchloom.data.scan import Progress, in_threads, reason_of, scaled_notes
 from patchloom.data.sources import Item, Source, split_source
 from patchloom.errors import PatchloomError
 
@@ -33,6 +33,7 @@ class _Facts:
     mode: str
     pixels: bytes  # sha256
     look: int  # difference hash
+    note: str | None  # how values were scaled to 8 bits
 
 
 def check_data(source: Source, progress: Progress | None = None, workers: int = 2) -> dict[str, Any]:
@@ -58,14 +59,14 @@ def check_data(source: Source, progress: Progress | None = None, workers: int = 
         "duplicates_within": within,
         "near_duplicates": near_duplicates([(f.key, f.look, f.pixels) for f in facts]),
         "imbalance": round(max(filled) / min(filled), 3) if filled else None,
-        "notes": list(source.notes),
+        "notes": [*source.notes, *scaled_notes([f"{fact.key}: {fact.note}" for fact in facts if fact.note])],
     }
 
 
 def _look_at_all(source: Source, progress: Progress | None, workers: int) -> tuple[list[_Facts], list[dict[str, str]]]:
     places = [(split, item) for split, items in source.splits.items() for item in items]
 
-    def look(item: Item) -> tuple[int, int, str, bytes, int] | str:
+    def look(item: Item) -> tuple[int, int, str, bytes, int, str | None] | str:
         try:
             return _look(source, item)
         except PatchloomError as error:
@@ -81,12 +82,12 @@ def _look_at_all(source: Source, progress: Progress | None, workers: int) -> tup
     return facts, unreadable
 
 
-def _look(source: Source, item: Item) -> tuple[int, int, str, bytes, int]:
+def _look(source: Source, item: Item) -> tuple[int, int, str, bytes, int, str | None]:
     data = source.data(item)
     image = source.read(item) if data is None else decode(data, item.key)
     mode = image.mode if data is None else open_header(data).mode
     pixels = hashlib.sha256(repr(image.size).encode() + image.tobytes()).digest()
-    return image.width, image.height, mode, pixels, difference_hash(image)
+    return image.width, image.height, mode, pixels, difference_hash(image), image.info.get("note")
 
 
 def difference_hash(image: Image.Image) -> int:

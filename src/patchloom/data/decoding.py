@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import io
+from contextlib import suppress
 from functools import cache
+from importlib import import_module
+from os import PathLike
 from typing import cast
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from patchloom.data import jpeg
-from patchloom.data.images import Picture, check_proportions, read_image, to_image
+from patchloom.data.images import Picture, check_proportions, to_image, to_rgb
 from patchloom.errors import PatchloomError
+from patchloom.reading import read_file
 
 EXTENSIONS = frozenset(
     {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".bmp", ".dib", ".tif", ".tiff", ".webp"}
-    | {".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".j2k", ".avif"}
+    | {".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".j2k", ".avif", ".heic", ".heif", ".hif"}
 )
+MOST_BYTES = 512 << 20  # of an encoded image: as many as Pillow's limit of pixels takes with 16 bits per channel
 
 # A file is opened by what it contains, whatever its name says, and Pillow hands some formats to other programs.
-_FORMATS = frozenset({"JPEG", "MPO", "PNG", "GIF", "BMP", "DIB", "TIFF", "WEBP", "PPM", "JPEG2000", "AVIF"})
+_FORMATS = frozenset({"JPEG", "MPO", "PNG", "GIF", "BMP", "DIB", "TIFF", "WEBP", "PPM", "JPEG2000", "AVIF", "HEIF"})
+# formats that not every installation reads: extensions, first bytes after "ftyp", what reads them, how to get it
+_OPTIONAL = {
+    "HEIF": ((".heic", ".heif", ".hif"), (b"he", b"mif1", b"msf1"), "pillow-heif", "pip install pillow-heif"),
+    "AVIF": ((".avif",), (b"avi",), "Pillow", "pip install --upgrade pillow"),
+}
 
 
 class UnreadableImage(PatchloomError):
@@ -28,6 +38,15 @@ class UnreadableImage(PatchloomError):
     def __init__(self, text: str, reason: str = "") -> None:
         super().__init__(text)
         self.reason = reason or text
+
+
+def read_encoded(path: str | PathLike[str], name: str = "") -> bytes:
+    """The bytes of an image file; one that is missing, too large or not a regular file is an `UnreadableImage`."""
+    try:
+        return read_file(path, MOST_BYTES)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UnreadableImage(f"{name or path} cannot be read as an image: {reason}", reason) from error
 
 
 def decode(data: bytes | None, name: str) -> Image.Image:
@@ -49,7 +68,7 @@ def decode_picture(data: bytes | None, name: str, fast: bool = False) -> Picture
                 return pixels
         if image.mode == "P" and "transparency" in image.info:  # Pillow warns if such a palette goes straight to RGB
             return ImageOps.exif_transpose(image).convert("RGBA").convert("RGB")
-        return read_image(io.BytesIO(data))  # type: ignore[arg-type] # Pillow takes files too
+        return to_rgb(ImageOps.exif_transpose(image))
     except Exception as error:  # damaged files make Pillow's decoders raise errors of every kind
         reason = _reason(error, data)
         raise UnreadableImage(f"{name} cannot be read as an image: {reason}", reason) from error
@@ -70,16 +89,31 @@ def open_header(data: bytes) -> Image.Image:
 
 @cache
 def readable_formats(names: frozenset[str]) -> tuple[str, ...]:
-    """Those that this Pillow was built with; it must have loaded its plugins before it may be asked for some."""
+    """Those that can be read here; Pillow must have loaded its plugins before it may be asked for some."""
     Image.init()
+    with suppress(ImportError):
+        import_module("pillow_heif").register_heif_opener()
     return tuple(sorted(names & set(Image.OPEN)))
 
 
+@cache
+def unreadable_extensions() -> dict[str, str]:
+    """Extensions of images that cannot be read here, each with the command that changes it."""
+    missing = set(_OPTIONAL) - set(readable_formats(_FORMATS))
+    return {extension: _OPTIONAL[name][3] for name in sorted(missing) for extension in _OPTIONAL[name][0]}
+
+
 def _reason(error: BaseException, data: bytes | None) -> str:
-    if isinstance(error, PatchloomError) and error.__cause__ is not None:
-        error = error.__cause__
     if isinstance(error, UnidentifiedImageError):
-        return f"no image format that is read here; it begins with {(data or b'')[:12]!r}"
+        return _unknown_format(data or b"")
     if isinstance(error, (OSError, ValueError, SyntaxError, Image.DecompressionBombError, Warning)) and str(error):
         return str(error)
     return f"{type(error).__name__}: {error}"
+
+
+def _unknown_format(data: bytes) -> str:
+    for name, (_, brands, reader, command) in _OPTIONAL.items():
+        if data[4:8] == b"ftyp" and data[8:12].startswith(brands):
+            there = name in readable_formats(_FORMATS)
+            return f"a damaged {name} photo, says {reader}" if there else f"a {name} photo; to read it: {command}"
+    return f"no image format that is read here; it begins with {data[:12]!r}"

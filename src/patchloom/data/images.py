@@ -6,7 +6,7 @@ from os import PathLike
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor
 
 from patchloom.data.jpeg import Encoded
@@ -31,21 +31,45 @@ def check_proportions(image: Image.Image) -> None:
 
 def read_image(path: str | PathLike[str]) -> Image.Image:
     """An RGB image, upright whatever its EXIF orientation says."""
-    try:
-        with Image.open(path) as image:
-            check_proportions(image)
-            return to_rgb(ImageOps.exif_transpose(image))
-    except (OSError, UnidentifiedImageError, Image.DecompressionBombError, ValueError, SyntaxError) as error:
-        raise PatchloomError(f"{path} cannot be read as an image: {error}") from error
+    from patchloom.data.decoding import decode, read_encoded  # they build on this file
+
+    return decode(read_encoded(path), str(path))
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Any image as RGB, 16 bits a pixel scaled down."""
-    if image.mode.startswith("I"):  # 16 bits a pixel, which Pillow would cut off at 255 instead of scaling
-        pixels = np.asarray(image)
-        wide = image.mode != "I" or pixels.max() > 255
-        image = Image.fromarray((pixels // (257 if wide else 1)).clip(0, 255).astype(np.uint8))
-    return image.convert("RGB")
+    """Any image as RGB. Pixels of more than 8 bits are scaled; where that took a decision, `info["note"]` tells it."""
+    if image.mode not in ("F", "I"):
+        if image.mode.startswith("I"):  # 16 bits a pixel, which Pillow would cut off at 255 instead of scaling
+            image = Image.fromarray((np.asarray(image) // 257).astype(np.uint8))
+        return image.convert("RGB")
+    pixels, note = _to_8_bits(np.asarray(image))
+    scaled = Image.fromarray(pixels).convert("RGB")
+    if note:
+        scaled.info["note"] = note
+    return scaled
+
+
+def _to_8_bits(values: np.ndarray) -> tuple[np.ndarray, str | None]:
+    """32-bit integers or floats as uint8, and how they were scaled.
+
+    8-bit values stay as they are; those that fill more than half of 0 to 1 (floats) or of 16 bits keep that range;
+    others are stretched from their least to their greatest.
+    """
+    low, high = float(values.min()), float(values.max())
+    if not np.isfinite((low, high)).all():
+        raise ValueError("it holds values that are not finite")
+    whole = values.dtype.kind == "i"
+    if whole and low < 0:
+        raise ValueError(f"it holds negative integers, from {low:g} on; save it with 8 or 16 bits per channel")
+    top = 65535 if whole else 1
+    if low >= 0 and top / 2 < high <= top:
+        low, high = 0, top
+    elif low >= 0 and high <= 255 and (whole or bool((values == np.rint(values)).all())):
+        return values.astype(np.uint8), None
+    elif low == high:
+        raise ValueError(f"all its values are {low:g}: there is no range to scale by")
+    scaled = (values.astype(np.float32) - np.float32(low)) * np.float32(255 / (high - low))
+    return np.rint(scaled).clip(0, 255).astype(np.uint8), f"values from {low:g} to {high:g} scaled to 8 bits"
 
 
 def to_image(picture: np.ndarray) -> Image.Image:

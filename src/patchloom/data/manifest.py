@@ -63,6 +63,8 @@ def _read_rows(where: str, path: Path) -> tuple[list[tuple[int, dict[str, str]]]
                         f"{where}, line {reader.line_num}: {count(len(cells), 'value')} for "
                         f"{len(header)} columns ({', '.join(header)})."
                     )
+                if any("\0" in cell for cell in cells):
+                    raise PatchloomError(f"{where}, line {reader.line_num}: there is a NUL byte in it.")
                 rows.append((reader.line_num, dict(zip(header, cells, strict=True))))
             return rows, header
     except (UnicodeDecodeError, csv.Error) as error:
@@ -116,6 +118,3 @@ def _manifest_key(folder: Path, said: str) -> str:
         here = Path(os.path.abspath(folder))
         return (plain.relative_to(here) if plain.is_relative_to(here) else plain).as_posix()
     return Path(os.path.normpath(said)).as_posix()
-
-
-# --- splits

@@ -21,6 +21,7 @@ from patchloom.kernels import libraries
 
 LIBRARY = "pictures-avx2"
 CUBIC = {Image.Resampling.BILINEAR: 0, Image.Resampling.BICUBIC: 1}
+_WIDEST_BLUR = 1000.0  # pixels
 ENHANCERS: dict[Callable[..., Any], int] = {ImageEnhance.Brightness: 0, ImageEnhance.Contrast: 1, ImageEnhance.Color: 2}
 _SIGNATURES = {  # of pictures.cpp, a letter an argument
     "resize": "pnnnnpnnnn",
@@ -53,8 +54,22 @@ def _library() -> ctypes.CDLL:
     return libraries.open_library(LIBRARY, _SIGNATURES)
 
 
+def _check(picture: np.ndarray) -> None:
+    """A picture that may be changed in place: C++ takes its memory as it is."""
+    sound = picture.dtype == np.uint8 and picture.ndim == 3 and picture.shape[2:] == (4,) and picture.size > 0
+    _require(sound and picture.flags.c_contiguous and picture.flags.writeable, picture)
+
+
+def _require(sound: bool, picture: np.ndarray | Tensor, what: str = "") -> None:
+    """Refuse arguments with which C++ would read or write beyond a picture."""
+    if not sound:
+        raise ValueError(f"not a step for a picture {tuple(picture.shape)} of {picture.dtype} {what}".rstrip())
+
+
 def resize(area: np.ndarray, size: tuple[int, int], how: Image.Resampling) -> np.ndarray:
     """An area of a picture, (h, w, 3 or 4), to (height, width, 4) of `size`; its rows may lie apart."""
+    _require(area.dtype == np.uint8 and area.ndim == 3 and area.shape[2:] in ((3,), (4,)) and area.size > 0, area)
+    _require(min(size) > 0, area, f"resized to {size}")
     height, width, channels = area.shape
     if area.strides[1:] != (channels, 1):
         area = np.ascontiguousarray(area)
@@ -81,6 +96,10 @@ def _pillow_may_begin_with_height() -> bool:
 
 def take(picture: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
     """The picture of these rows and columns, int64."""
+    _check(picture)
+    for places, side in ((rows, picture.shape[0]), (columns, picture.shape[1])):
+        sound = places.dtype == np.int64 and places.ndim == 1 and places.flags.c_contiguous
+        _require(sound and (not places.size or 0 <= places.min() <= places.max() < side), picture, f"places {places}")
     out = np.empty((len(rows), len(columns), 4), np.uint8)
     _library().patchloom_take(
         picture.ctypes.data,
@@ -96,29 +115,36 @@ def take(picture: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarr
 
 def mirror(picture: np.ndarray) -> np.ndarray:
     """Left is right, in place, as are the steps that follow."""
+    _check(picture)
     _library().patchloom_mirror(picture.ctypes.data, picture.shape[1], picture.shape[0])
     return picture
 
 
 def grey(picture: np.ndarray) -> np.ndarray:
+    _check(picture)
     _library().patchloom_grey(picture.ctypes.data, picture.size // 4)
     return picture
 
 
 def solarise(picture: np.ndarray) -> np.ndarray:
     """Values from 128 on are turned around."""
+    _check(picture)
     _library().patchloom_solarise(picture.ctypes.data, picture.size)
     return picture
 
 
 def enhance(picture: np.ndarray, enhancer: Callable[..., Any], factor: float) -> np.ndarray:
     """What Pillow's enhancer (Brightness, Contrast or Color) does by this factor."""
+    _check(picture)
+    _require(math.isfinite(factor), picture, f"factor {factor}")
     _library().patchloom_enhance(picture.ctypes.data, picture.size // 4, ENHANCERS[enhancer], factor)
     return picture
 
 
 def blur(picture: np.ndarray, sigma: float) -> np.ndarray:
     """Pillow's Gaussian: three boxes."""
+    _check(picture)
+    _require(0 <= sigma <= _WIDEST_BLUR, picture, f"sigma {sigma}")
     _library().patchloom_blur(picture.ctypes.data, picture.shape[1], picture.shape[0], _box_radius(sigma))
     return picture
 
@@ -135,6 +161,7 @@ def _box_radius(sigma: float) -> float:
 def pack(picture: np.ndarray) -> np.ndarray:
     """(height, width, 3) RGB."""
     picture = np.ascontiguousarray(picture)
+    _require(picture.dtype == np.uint8 and picture.ndim == 3 and picture.shape[2:] == (4,), picture)
     out = np.empty((*picture.shape[:2], 3), np.uint8)
     _library().patchloom_pack(picture.ctypes.data, out.ctypes.data, picture.size // 4)
     return out
@@ -142,6 +169,10 @@ def pack(picture: np.ndarray) -> np.ndarray:
 
 def normalise(images: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
     """(B, height, width, 3) uint8 -> the same in float32, each channel less its mean, divided by its scale."""
+    values = (mean, scale)
+    _require(images.dtype == torch.uint8 and images.ndim > 0 and images.shape[-1] == 3 and images.is_cpu, images)
+    sound = all(v.dtype == torch.float32 and v.shape == (3,) and v.is_contiguous() and v.is_cpu for v in values)
+    _require(sound, images, f"mean {mean} and scale {scale}")
     images = images.contiguous()
     out = torch.empty(images.shape, dtype=torch.float32)
     _library().patchloom_normalise(

@@ -10,7 +10,7 @@ from typing import TypeVar
 from PIL import Image
 
 from patchloom.data.decoding import UnreadableImage
-from patchloom.data.sources import Item, Source
+from patchloom.data.sources import Item, Source, count, some
 from patchloom.errors import PatchloomError
 
 Progress = Callable[[int, int], None]
@@ -21,21 +21,35 @@ _BATCH = 256  # images handed to the threads at a time: a million waiting tasks 
 def find_unreadable(
     source: Source, items: Iterable[Item], progress: Progress | None = None, workers: int = 2
 ) -> dict[str, str]:
-    """The keys that cannot be decoded, each with the true reason. Every image is decoded fully, in threads."""
+    """The keys that cannot be decoded, each with the true reason. Every image is decoded fully, in threads.
+
+    Images whose values were scaled to 8 bits by a choice of ours are counted in the notes of the source.
+    """
+    scaled: list[str] = []
 
     def look(item: Item) -> str | None:
         try:
-            source.read(item)
+            if note := source.read(item).info.get("note"):
+                scaled.append(f"{item.key}: {note}")
         except PatchloomError as error:
             return reason_of(error)
         return None
 
-    return {item.key: reason for item, reason in in_threads(look, items, progress, workers) if reason is not None}
+    found = in_threads(look, items, progress, workers)
+    source.notes += scaled_notes(scaled)
+    return {item.key: reason for item, reason in found if reason is not None}
 
 
-def reason_of(error: PatchloomError) -> str:
+def scaled_notes(scaled: list[str]) -> list[str]:
+    """One sentence on the images with more than 8 bits whose range had to be chosen."""
+    if not scaled:
+        return []
+    return [f"{count(len(scaled), 'image')} with float or 32-bit values: {some(sorted(scaled), 3)}"]
+
+
+def reason_of(error: Exception) -> str:
     """Why an image cannot be read, without its name where the error tells them apart."""
-    return error.reason if isinstance(error, UnreadableImage) else str(error)
+    return error.reason if isinstance(error, UnreadableImage) else str(error) or "there is not enough memory"
 
 
 def in_threads(

@@ -1,6 +1,7 @@
-"""Where labelled images come from: folders of classes, CSV manifests, scikit-learn's digits; and how they are split.
+"""Where labelled images come from, and how they are split.
 
-Sets kept in other ways (torchvision's, tar shards, Hugging Face's) are in `archives`.
+Class folders are in `folders`, CSV files in `manifest`, other sets (torchvision's, tar shards, Hugging Face's) in
+`archives`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import copy
 import dataclasses
 import hashlib
 import os
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -20,10 +21,11 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from patchloom.data.decoding import EXTENSIONS, UnreadableImage, decode, decode_picture
+from patchloom.data.decoding import decode, decode_picture, read_encoded
 from patchloom.data.images import Picture
 from patchloom.errors import PatchloomError, did_you_mean
 from patchloom.install import pip_install
+from patchloom.models.network import check_distinct
 
 SPLIT_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 LAYOUTS = """Data can be
@@ -33,7 +35,6 @@ LAYOUTS = """Data can be
   digits                          scikit-learn's handwritten digits
   torchvision:NAME:FOLDER, wds:SHARDS, hf:FOLDER"""
 
-_LEFTOVERS = frozenset({"__MACOSX", "@eaDir"})  # hidden folders by another name: macOS archives, Synology disks
 _FIFTH = 5
 
 Rows = dict[str, list[tuple[str, str]]]  # for each split, keys with the names of their classes
@@ -81,13 +82,7 @@ class Source:
     def data(self, item: Item) -> bytes | None:
         """The encoded image; None where the source holds pixels. A missing file is an `UnreadableImage`."""
         path = self.path(item)
-        if path is None:
-            return None
-        try:
-            return path.read_bytes()
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise UnreadableImage(f"{path} cannot be read as an image: {reason}", reason) from error
+        return None if path is None else read_encoded(path)
 
     def path(self, item: Item) -> Path | None:  # noqa: ARG002 - for sources that have files
         """The file, where there is one."""
@@ -166,8 +161,9 @@ def open_source(where: str | PathLike[str], labels: str | None = None) -> Source
     `labels` names the column of labels where there are several.
     """
     name = os.fspath(where)
-    if not name:
-        raise PatchloomError(f"Data has a name. {LAYOUTS}")
+    if not name or "\0" in name:
+        what = "a name with a NUL byte" if name else "an empty name"
+        raise PatchloomError(f"There is no data with {what}.\n{LAYOUTS}")
     if isinstance(where, str):
         if name == "digits":
             _refuse_labels(name, labels)
@@ -180,11 +176,15 @@ def open_source(where: str | PathLike[str], labels: str | None = None) -> Source
     path = Path(name).expanduser()
     if path.is_dir():
         _refuse_labels(name, labels)
-        return _open_folder(name, path)
+        from patchloom.data.folders import open_folder  # it builds on this file, as do the others
+
+        return open_folder(name, path)
     if path.is_file():
-        from patchloom.data.manifest import open_manifest  # it builds on this file
+        from patchloom.data.manifest import open_manifest
 
         return open_manifest(name, path, labels)
+    if path.exists():
+        raise PatchloomError(f"{name} is neither a folder nor a regular file.\n{LAYOUTS}")
     raise PatchloomError(f"{name} does not exist.{_near(path)}\n{LAYOUTS}")
 
 
@@ -229,149 +229,12 @@ def _open_digits() -> Source:
     return source
 
 
-# --- folders
-
-
-class _Walk:
-    """The image files of class folders, each real folder visited once, whatever symbolic links say.
-
-    Real folders come first and links to folders after them, so that what is found does not hang on the order of names.
-    """
-
-    def __init__(self, root: Path) -> None:
-        real = Path(os.path.realpath(root))
-        self.visited = {real, *real.parents}
-        self.files: dict[str, list[str]] = {}
-        self.others: Counter[str] = Counter()
-        self.links: list[str] = []
-
-    def run(self, root: Path, folders: Iterable[Path]) -> None:
-        pending: deque[tuple[str, Path]] = deque()
-        postponed: deque[tuple[str, Path]] = deque()
-        for folder in folders:
-            (postponed if folder.is_symlink() else pending).append((folder.name, folder))
-        while pending or postponed:
-            name, folder = (pending or postponed).popleft()
-            real = Path(os.path.realpath(folder))
-            if real in self.visited:
-                self.links.append(folder.relative_to(root).as_posix())
-                continue
-            self.visited.add(real)
-            found = self.files.setdefault(name, [])
-            inside = folder.relative_to(root).as_posix()
-            for entry in _visible(folder):
-                if entry.is_dir():
-                    (postponed if entry.is_symlink() else pending).append((name, Path(entry.path)))
-                elif _is_image(entry):
-                    found.append(f"{inside}/{entry.name}")
-                else:
-                    self.others[Path(entry.name).suffix.lower() or entry.name] += 1
-
-    def notes(self) -> Iterator[str]:
-        if self.others:
-            kinds = ", ".join(sorted(self.others)[:8])
-            yield f"{count(sum(self.others.values()), 'file')} with other endings left aside: {kinds}."
-        for link in sorted(self.links):
-            yield f"The link {link} leads to a folder that is read already; it is not followed."
-
-
-def _visible(folder: Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            seen = [entry for entry in entries if not entry.name.startswith(".") and entry.name not in _LEFTOVERS]
-    except OSError as error:
-        raise PatchloomError(f"The folder {folder} cannot be read: {error.strerror or error}") from error
-    return sorted(seen, key=lambda entry: entry.name)
-
-
-def _is_image(entry: os.DirEntry[str]) -> bool:
-    """A file with the ending of an image; a broken link counts, so that reading it says what is wrong."""
-    named = os.path.splitext(entry.name)[1].lower() in EXTENSIONS
-    return named and (entry.is_file() or (entry.is_symlink() and not os.path.exists(entry.path)))
-
-
-def _folders(folder: Path) -> list[Path]:
-    return [Path(entry.path) for entry in _visible(folder) if entry.is_dir()]
-
-
-def _open_folder(where: str, root: Path) -> Source:
-    split_folders = _split_folders(where, root)
-    notes = []
-    if split_folders:
-        unused = [folder.name for folder in _folders(root) if folder not in split_folders.values()]
-        if unused:
-            notes.append(f"Folders beside the splits left aside: {', '.join(unused)}.")
-    walks = {split: _walk(root, folder) for split, folder in (split_folders or {"all": root}).items()}
-    if not any(files for walk in walks.values() for files in walk.files.values()):
-        raise PatchloomError(_nothing_found(where, root))
-    first = walks.get("train") or walks.get("all")
-    class_names = sorted(first.files if first else {name for walk in walks.values() for name in walk.files})
-    found = {split: [(key, name) for name, keys in walk.files.items() for key in keys] for split, walk in walks.items()}
-    splits = label_by_name(where, class_names, found)
-    for split, folder in (split_folders or {"all": root}).items():
-        notes += [*walks[split].notes(), *_stray_notes(folder)]
-    return FileSource(root, where, class_names, _filled(splits, notes), [*notes, *class_notes(class_names, splits)])
-
-
-def _walk(root: Path, folder: Path) -> _Walk:
-    walk = _Walk(folder)
-    walk.run(root, _folders(folder))
-    return walk
-
-
-def _split_folders(where: str, root: Path) -> dict[str, Path]:
-    """The folders train, val and test, if that is the layout; beside other classes, one may be called train."""
-    folders = _folders(root)
-    named: dict[str, list[Path]] = defaultdict(list)
-    for folder in folders:
-        if folder.name.lower() in SPLIT_NAMES:
-            named[SPLIT_NAMES[folder.name.lower()]].append(folder)
-    mixed = sum(map(len, named.values())) < len(folders)
-    if mixed and not any(_folders(folder) and not _images_in(folder) for folder in named.get("train", [])):
-        return {}
-    for split, several in named.items():
-        if len(several) > 1:
-            names = " and ".join(folder.name for folder in several)
-            raise PatchloomError(f"{where} has {names}, which both mean {split}; keep one of them.")
-    return {split: named[split][0] for split in ("train", "val", "test") if split in named}
-
-
-def _images_in(folder: Path) -> list[str]:
-    return [entry.name for entry in _visible(folder) if not entry.is_dir() and _is_image(entry)]
-
-
-def _stray_notes(folder: Path) -> Iterator[str]:
-    stray = _images_in(folder)
-    if stray:
-        yield f"{count(len(stray), 'image')} outside class folders left aside: {', '.join(stray[:3])}" + (
-            ", ..." if len(stray) > 3 else "."
-        )
-
-
-def _nothing_found(where: str, root: Path) -> str:
-    entries = _visible(root)
-    in_splits = [f"{folder.name}/{name}" for folder in _folders(root) for name in _images_in(folder)]
-    images = _images_in(root) or in_splits
-    names = [entry.name + ("/" if entry.is_dir() else "") for entry in entries]
-    if images:
-        found = f"{where} has {count(len(images), 'image')}, such as {images[0]}, but no class folders with images"
-    elif names:
-        found = f"{where} has no images in class folders; it has {', '.join(names[:6])}{', ...' if names[6:] else ''}"
-    else:
-        found = f"{where} is an empty folder"
-    hint = ""
-    if any(name.endswith(".tar") for name in names):
-        hint = f" For tar shards, say wds:{where}."
-    elif {"dataset_dict.json", "dataset_info.json"} & set(names):
-        hint = f" For a Hugging Face data set, say hf:{where}."
-    return f"{found}.{hint}\n{LAYOUTS}"
-
-
 # --- what folders, manifests and archives share
 
 
 def label_by_name(where: str, class_names: Sequence[str], found: Rows) -> dict[str, list[Item]]:
     """Items, sorted by key, from (key, name of class). Labels go by name; what training lacks is refused."""
+    check_distinct(class_names, where)
     index = {name: number for number, name in enumerate(class_names)}
     for split, rows in found.items():
         unknown = sorted({name for _, name in rows} - set(index))
@@ -384,13 +247,6 @@ def label_by_name(where: str, class_names: Sequence[str], found: Rows) -> dict[s
     return {split: sorted((Item(k, index[n]) for k, n in rows), key=lambda i: i.key) for split, rows in found.items()}
 
 
-def _filled(splits: dict[str, list[Item]], notes: list[str]) -> dict[str, list[Item]]:
-    for name, items in splits.items():
-        if not items:
-            notes.append(f"The split {name} has no images.")
-    return {name: items for name, items in splits.items() if items}
-
-
 def class_notes(class_names: Sequence[str], splits: dict[str, list[Item]]) -> Iterator[str]:
     """What is worth knowing of the classes: those without images, and whether there is one only."""
     counts = Counter(item.label for items in splits.values() for item in items)
@@ -399,6 +255,11 @@ def class_notes(class_names: Sequence[str], splits: dict[str, list[Item]]) -> It
         yield f"{count(len(empty), 'class', 'classes')} without images: {', '.join(empty)}."
     if len(class_names) == 1:
         yield f"There is one class only, {class_names[0]}."
+
+
+def some(names: Sequence[str], most: int = 8) -> str:
+    """The first names, as the end of a sentence."""
+    return ", ".join(names[:most]) + (", ..." if names[most:] else ".")
 
 
 def count(number: int, one: str, many: str | None = None) -> str:

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,8 +15,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from torch.nn import functional as F
 
-from patchloom.data.decoding import decode
-from patchloom.data.images import resize_and_crop, to_rgb
+from patchloom.data.images import read_image, resize_and_crop, to_rgb
 from patchloom.errors import PatchloomError, did_you_mean
 from patchloom.explaining.baselines import network_input
 from patchloom.explaining.faithfulness import faithfulness as judge
@@ -171,7 +169,7 @@ def _crop(network: Network, image: Picture) -> np.ndarray:
             )
         image = Image.fromarray(image)
     elif isinstance(image, str | PathLike):
-        image = _read(Path(image))
+        image = read_image(image)
     elif not isinstance(image, Image.Image):
         raise PatchloomError(f"A picture is a PIL image, a file or an array, not {type(image).__name__}.")
     if not image.width or not image.height:
@@ -181,16 +179,6 @@ def _crop(network: Network, image: Picture) -> np.ndarray:
     except (OSError, ValueError, SyntaxError) as error:  # Pillow decodes a file that it has opened only now
         raise PatchloomError(f"The picture cannot be read: {error}.") from error
     return np.array(resize_and_crop(upright, network.preprocessing))
-
-
-def _read(path: Path) -> Image.Image:
-    try:
-        return decode(path.read_bytes(), str(path))
-    except (OSError, ValueError) as error:
-        if isinstance(error, PatchloomError):
-            raise
-        reason = getattr(error, "strerror", None) or error
-        raise PatchloomError(f"{path} cannot be read as an image: {reason}.") from error
 
 
 def check_top(network: Network, top: int | None) -> None:

@@ -13,6 +13,10 @@ from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type
 from patchloom.errors import PatchloomError, did_you_mean
 
 ImageSize = int | tuple[int, int]
+# far above every network that can be trained, so that a slip of the hand or a forged file is refused at once
+_MOST = {"depth": 1000, "class_depth": 1000, "branches": 64, "dim": 1 << 17, "in_chans": 1024, "num_classes": 10**7}
+_LONGEST_SIDE = 8192
+_WIDEST_FFN = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +45,14 @@ class Config:
             object.__setattr__(self, field.name, value)
         if not 0 <= self.drop_path < 1:
             raise PatchloomError(f"The drop_path of {self.name} must be at least 0 and below 1, not {self.drop_path}.")
-        if int(self.dim * getattr(self, "mlp_ratio", 1)) < 1:
+        if not 1 <= int(self.dim * getattr(self, "mlp_ratio", 1)) <= _WIDEST_FFN:
             raise PatchloomError(
-                f"The mlp_ratio of {self.name} leaves its FFN no width: {getattr(self, 'mlp_ratio', 1)}."
+                f"The mlp_ratio of {self.name}, {getattr(self, 'mlp_ratio', 1)}, must give its FFN a width from 1 to "
+                f"{_WIDEST_FFN}."
             )
+        if max(self.img_size) > _LONGEST_SIDE:
+            size = " x ".join(map(str, self.img_size))
+            raise PatchloomError(f"The img_size of {self.name} is at most {_LONGEST_SIDE}, not {size}.")
         check_divisible(self.img_size, self.patch_size, f"An image size of {self.name}")
 
     @property
@@ -112,9 +120,9 @@ def plain_number(value: Any) -> Any:
 
 
 def check_value(model: str, field: dataclasses.Field[Any], value: Any, hint: Any) -> None:
-    least = field.metadata.get("least", 1)
-    if not _fits(value, hint) or (hint is int and value < least):
-        bound = f" of at least {least}" if hint is int else ""
+    least, most = field.metadata.get("least", 1), _MOST.get(field.name, 10**9)
+    if not _fits(value, hint) or (hint is int and not least <= value <= most):
+        bound = f" of at least {least} and at most {most}" if hint is int else ""
         raise PatchloomError(f"The option {field.name!r} of {model} must be {_describe(hint)}{bound}, not {value!r}.")
 
 

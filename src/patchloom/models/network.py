@@ -5,7 +5,8 @@ Shapes: images (B, C, height, width); tokens (B, prefix + N, D), prefix tokens f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -335,6 +336,13 @@ def check_class_names(names: Any, num_classes: int) -> tuple[str, ...]:
     if not sound or len(names) != num_classes:
         what = f"{len(names)} names" if sound else repr(names)[:80]
         raise PatchloomError(f"The class names of {num_classes} classes are a list of {num_classes} words, not {what}.")
+    return check_distinct(names, "The network")
+
+
+def check_distinct(names: Sequence[str], where: str) -> tuple[str, ...]:
+    """Class names, none of them twice: a prediction by name must say which class it is."""
+    if twice := [name for name, number in Counter(names).items() if number > 1]:
+        raise PatchloomError(f"{where} has several classes named {twice[0]!r}: class names must be different.")
     return tuple(names)
 
 

@@ -12,6 +12,7 @@ from patchloom.models.config import as_size
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+LEAST_CROP = 0.05  # of the resized image; below it photos grow beyond any memory
 INTERPOLATIONS = ("bicubic", "bilinear", "nearest", "lanczos")
 CROP_RATIO = {"cait": 1.0, "deit3": 1.0, "patchconvnet": 1.0, "resmlp": 0.9}  # at test time; DeiT and others 0.875
 
@@ -35,6 +36,8 @@ class Preprocessing:
                 f"Preprocessing needs a mean and a positive std a channel and a positive crop_ratio, not "
                 f"{self.mean}, {self.std} and {self.crop_ratio}."
             )
+        if not LEAST_CROP <= self.crop_ratio <= 1:
+            raise PatchloomError(f"A crop ratio is at least {LEAST_CROP} and at most 1, not {self.crop_ratio}.")
         if self.interpolation not in INTERPOLATIONS:
             raise PatchloomError(
                 f"An image is resized by {', '.join(INTERPOLATIONS)} interpolation, not {self.interpolation!r}."

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import types
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from patchloom.errors import PatchloomError, did_you_mean
 from patchloom.models.config import Config
+from patchloom.reading import parse_json
 from patchloom.recipes.cited import Cited, cite
 from patchloom.recipes.recipe import Recipe
 from patchloom.recipes.registry import on_change
@@ -203,7 +203,7 @@ def _guess(text: str) -> Any:
     if word in ("True", "False", "None"):
         return {"True": True, "False": False, "None": None}[word]
     try:
-        value = json.loads(word)
-    except json.JSONDecodeError:
+        value = parse_json(word)
+    except ValueError:
         return word
     return tuple(value) if isinstance(value, list) else value

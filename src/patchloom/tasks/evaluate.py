@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from patchloom.data.decoding import EXTENSIONS, decode
-from patchloom.data.images import resize_and_crop
+from patchloom.data.decoding import EXTENSIONS
+from patchloom.data.images import read_image, resize_and_crop
 from patchloom.data.mixing import normalise
-from patchloom.data.scan import find_unreadable
+from patchloom.data.scan import find_unreadable, reason_of
 from patchloom.data.sources import Item, Source, join_splits, open_source, split_names, split_source
 from patchloom.errors import PatchloomError
 from patchloom.models.fused import fuse
@@ -35,7 +35,6 @@ from patchloom.weights.hub import is_remote
 from patchloom.weights.load import load
 
 Model = Network | str | PathLike[str]
-LEAST_CROP = 0.05  # of the resized image; below it photos grow beyond any memory
 
 
 def evaluate(model: Model, data: str | PathLike[str], **options: Any) -> dict[str, Any]:
@@ -104,8 +103,6 @@ def test_preprocessing(network: Network | ForeignNetwork, crop_ratio: float | No
     """How a network is tested: as its weights say, or with another crop."""
     if crop_ratio is None:
         return network.preprocessing
-    if not LEAST_CROP <= crop_ratio <= 1:
-        raise PatchloomError(f"A crop ratio is at least {LEAST_CROP} and at most 1, not {crop_ratio}.")
     return dataclasses.replace(network.preprocessing, crop_ratio=crop_ratio)
 
 
@@ -126,6 +123,8 @@ def open_items(
     )
     if bad:
         report_skipped(bad, console, strict)
+    for note in source.notes:
+        console.say(note)
     items, called = choose_items(source.without(bad), split, run)
     if not items:
         raise PatchloomError(f"{source.where} has no readable image in {called}.")
@@ -285,7 +284,8 @@ def predict(
     batch: int = 64,
     base: Model | None = None,
 ) -> list[dict[str, Any]]:
-    """For each image file, in order, {path, predictions: [{class, probability}]} or {path, error}.
+    """For each image file, in order, {path, predictions: [{class, probability}]} or {path, error}; with a `note` where
+    float or 32-bit values were scaled to 8 bits.
 
     `images` are files, folders (all images in them) and glob patterns; `base` is that of a delta.
     """
@@ -302,13 +302,11 @@ def predict(
 
 def expand_images(given: str | PathLike[str]) -> list[Path]:
     """The files that a file, a folder or a glob pattern stands for."""
-    path = Path(given)
+    path = Path(given or "''")  # an empty name, too, becomes a row with an error, and not the current folder
     try:
         path.exists()
     except (OSError, ValueError):  # a name that no file can have becomes a row with an error
         return [path]
-    if not os.fspath(given):
-        raise PatchloomError("An image is named by a path, not by an empty word.")
     if path.is_dir():
         found = sorted(p for p in path.rglob("*") if p.suffix.lower() in EXTENSIONS and not _hidden(p, path))
         return found or [path]
@@ -326,14 +324,14 @@ def _predict_batch(network: Network, paths: list[Path], top: int) -> list[dict[s
     rows: list[dict[str, Any]] = []
     pictures = []
     for path in paths:
+        row: dict[str, Any] = {"path": str(path)}
         try:
-            picture = decode(path.read_bytes(), str(path))
+            picture = read_image(path)
             pictures.append(np.asarray(resize_and_crop(picture, network.preprocessing)))
-            rows.append({"path": str(path)})
-        except OSError as error:
-            rows.append({"path": str(path), "error": f"{path} cannot be read as an image: {error.strerror}"})
-        except ValueError as error:  # ours among them
-            rows.append({"path": str(path), "error": str(error)})
+            row |= {"note": note} if (note := picture.info.get("note")) else {}
+        except (ValueError, MemoryError) as error:  # ours among them
+            row["error"] = reason_of(error)
+        rows.append(row)
     if pictures:
         good = [row for row in rows if "error" not in row]
         for row, chances in zip(good, probabilities(network, np.stack(pictures)), strict=True):

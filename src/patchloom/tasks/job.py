@@ -226,6 +226,8 @@ def _resolve_teaching(teaching: Teaching, config: Config, options: Mapping[str, 
 
 def place(source: str | PathLike[str]) -> str:
     """A path from anywhere, so that a run is resumed from anywhere; any other name as it is."""
+    if not str(source):  # Path("") would be the current folder
+        raise PatchloomError("An empty name was given where a folder, a file or another source is expected.")
     path = Path(source)
     return str(path.absolute()) if str(source) != "digits" and path.exists() else str(source)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from patchloom.data.sources import open_source
 from patchloom.errors import PatchloomError
+from patchloom.reading import read_json
 from patchloom.recipes.changes import keep_scales
 from patchloom.recipes.registry import find_recipe, finetuning_recipe
 from patchloom.tasks import carry_out as single
@@ -108,7 +109,7 @@ def resume(folder: str | PathLike[str], console: Console | None = None, more_epo
 def _read(path: Path) -> tuple[Job, Finish, dict[str, Any]]:
     """Both stages, and the options of their runs."""
     try:
-        asked = json.loads(path.read_text())
+        asked = read_json(path)
         options = {key: asked[key] for key in ("strict", "log")}
         return Job.from_settings(asked["low"]), Finish(**asked["finish"]), options
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

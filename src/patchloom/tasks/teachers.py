@@ -24,6 +24,7 @@ from patchloom.install import install_hint
 from patchloom.models.config import as_size
 from patchloom.models.imagenet import imagenet_ids
 from patchloom.models.preprocessing import Preprocessing
+from patchloom.reading import read_json
 from patchloom.tasks.classes import match_names
 from patchloom.weights.delta import checksum
 from patchloom.weights.files import read
@@ -254,7 +255,7 @@ def _onnx_teacher(path: Path, asked: tuple[int, int] | None) -> Teacher:
         size = tuple(side if isinstance(side, int) else 224 for side in given.shape[2:])
         beside, own = path.with_suffix(".json"), session.get_modelmeta().custom_metadata_map
         about = {name: json.loads(own[name]) for name in ("preprocessing", "class_names") if name in own}
-        about |= json.loads(beside.read_text()) if beside.exists() else {}
+        about |= read_json(beside) if beside.exists() else {}
         how = Preprocessing.from_json({"img_size": size, **about.get("preprocessing", {})})
         if asked is not None:
             how = dataclasses.replace(how, img_size=asked)

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import warnings
+import zipfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from patchloom.errors import PatchloomError
+from patchloom.reading import parse_json, read_json
 from patchloom.weights import shards
 
 METADATA_KEY = "patchloom"
@@ -26,6 +28,8 @@ _DTYPES = {
     torch.float32: "F32", torch.float64: "F64", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
+_MOST_HEADER = 16 << 20  # bytes; a million class names take less
+_FREE = 64 << 20  # bytes that any file may unpack to
 _WRAPPERS = ("model", "state_dict")  # what training scripts put weights under
 
 
@@ -46,12 +50,16 @@ def read(path: Path) -> Checkpoint:
         if path.is_dir() and path.suffix == shards.SUFFIX:
             return _read_shards(path)
         if not path.is_file():
-            what = "is a folder" if path.is_dir() else "does not exist"
+            kind = "is not a regular file" if path.exists() else "does not exist"
+            what = "is a folder" if path.is_dir() else kind
             raise PatchloomError(f"{path} {what}; weights are a .safetensors or .pth file.")
         if path.suffix == ".safetensors":
             return _read_safetensors(path)
         content = _read_pickle(path)
-        return Checkpoint(str(path), unwrap(content, str(path)), _told_in_pickle(content, path))
+        tensors = unwrap(content, str(path))
+        # a stride of 0, and names that share memory, can make many values of few
+        _check_unpacked(path, sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()))
+        return Checkpoint(str(path), tensors, _told_in_pickle(content, path))
     except OSError as error:
         raise PatchloomError(f"{str(path)[:200]} cannot be read: {error.strerror}.") from error
 
@@ -120,12 +128,13 @@ def unwrap(content: Any, label: str) -> dict[str, Tensor]:
 
 
 def _read_safetensors(path: Path) -> Checkpoint:
+    _check_header(path)
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
             metadata = file.metadata() or {}
-        about = json.loads(metadata.get(METADATA_KEY) or metadata.get(CHECKPOINT_KEY, "{}"))
-    except (SafetensorError, json.JSONDecodeError, RecursionError) as error:
+        about = parse_json(metadata.get(METADATA_KEY) or metadata.get(CHECKPOINT_KEY, "{}"))
+    except (SafetensorError, ValueError) as error:
         raise PatchloomError(f"{path} is damaged or no safetensors file: {error}.") from error
     _check_told(about, path)
     if CHECKPOINT_KEY in metadata:
@@ -135,12 +144,30 @@ def _read_safetensors(path: Path) -> Checkpoint:
     return Checkpoint(str(path), unwrap(tensors, str(path)), about)
 
 
+def _check_header(path: Path) -> None:
+    """Names, shapes and what a file says of itself are parsed whole: refuse what would take gigabytes."""
+    with open(path, "rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+    if _MOST_HEADER < size < path.stat().st_size:  # a longer one is damaged, which safetensors says
+        raise PatchloomError(f"{path} is refused: its header has {size:,} bytes, more than {_MOST_HEADER:,}.")
+
+
+def _check_unpacked(path: Path, size: int) -> None:
+    """Refuse a file whose content is far larger than the file itself; torch.save does not compress."""
+    packed = path.stat().st_size
+    if size > 4 * packed + _FREE:
+        raise PatchloomError(
+            f"{path} is refused: its {packed:,} bytes unpack to {size:,}, as in a decompression bomb. If you trust it, "
+            f"save its state dict as safetensors where it was made."
+        )
+
+
 def _told_in_pickle(content: Any, path: Path) -> dict[str, Any]:
     """What an exported .pth file says of itself, beside its state dict."""
     text = content.get(METADATA_KEY, "{}") if isinstance(content, Mapping) else "{}"
     try:
-        about = json.loads(text)
-    except (TypeError, ValueError, RecursionError) as error:
+        about = parse_json(text)
+    except (TypeError, ValueError) as error:
         raise PatchloomError(f"{path} is damaged: what it says of itself is no JSON.") from error
     _check_told(about, path)
     return about
@@ -177,8 +204,8 @@ def step_of(checkpoint: Path) -> tuple[int, int]:
 def _step_of_export(path: Path) -> float:
     """The step that an export was made at; one that does not say is taken as the end."""
     try:
-        return float(json.loads((path.parent / "model.json").read_text())["step"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return float(read_json(path.parent / "model.json")["step"])
+    except (ValueError, KeyError, TypeError):
         return float("inf")
 
 
@@ -209,6 +236,8 @@ def _of_training(tensors: dict[str, Tensor], about: dict[str, Any]) -> tuple[dic
 
 
 def _read_pickle(path: Path) -> Any:
+    with suppress(zipfile.BadZipFile), zipfile.ZipFile(path) as archive:  # older files are not archives
+        _check_unpacked(path, sum(entry.file_size for entry in archive.infolist()))
     try:
         with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about pickle protocols; the official script's arguments are a Namespace

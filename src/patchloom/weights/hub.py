@@ -9,8 +9,8 @@ Files come through huggingface_hub: its cache, its offline mode (HF_HUB_OFFLINE=
 
 from __future__ import annotations
 
-import json
 import re
+import threading
 from contextlib import suppress
 from os import PathLike
 from pathlib import Path
@@ -22,10 +22,12 @@ from patchloom.install import install_hint
 from patchloom.models.imagenet import imagenet_names
 from patchloom.models.preprocessing import default_preprocessing
 from patchloom.models.registry import entries, list_models
+from patchloom.reading import read_json
 from patchloom.weights.files import Checkpoint, read
 
 _PREFIX = "hf-hub:"
 _FILES = ("model.safetensors", "pytorch_model.bin")
+_PATIENCE = 3  # seconds for the hub's first answer
 
 
 def is_remote(source: str | PathLike[str]) -> bool:
@@ -153,7 +155,7 @@ def _from_repository(repository: str, label: str) -> Checkpoint:
 
 def _read_config(path: Path, label: str) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text())
+        values = read_json(path)
     except ValueError as error:
         raise PatchloomError(f"{label}: its config.json is damaged: {error}.") from error
     if not isinstance(values, dict) or not isinstance(values.get("architecture", ""), str):
@@ -169,15 +171,41 @@ def _download(repository: str, filenames: tuple[str, ...], label: str) -> Path:
         raise PatchloomError(f"Published weights need huggingface_hub: {install_hint('hub')}") from error
     try:
         cached = [name for name in filenames if isinstance(try_to_load_from_cache(repository, name), str)]
+        unreachable = _unreachable(repository, (cached or filenames)[0])
+        if unreachable is not None and not cached:
+            raise ConnectionError from unreachable
         for name in cached or filenames:
             with suppress(errors.RemoteEntryNotFoundError):
-                return Path(hf_hub_download(repository, name))
+                return Path(hf_hub_download(repository, name, local_files_only=unreachable is not None))
     except (errors.EntryNotFoundError, errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
+        cause = error.__cause__ if isinstance(error, ConnectionError) else error
         raise PatchloomError(
-            f"{label}: {repository} is not in the hub's cache and could not be fetched ({type(error).__name__}). "
+            f"{label}: {repository} is not in the hub's cache and could not be fetched ({type(cause).__name__}). "
             f"Check the name and the network (HF_HUB_OFFLINE forbids it), or pass the path of a file that you have."
         ) from error
     raise PatchloomError(f"{label}: the repository {repository} has no {' and no '.join(filenames)}.")
+
+
+def _unreachable(repository: str, filename: str) -> BaseException | None:
+    """Why the hub does not answer; None where it does. Its client alone would retry for half a minute, and a name
+    server that does not answer has no time limit at all."""
+    from huggingface_hub import errors, get_hf_file_metadata, hf_hub_url
+
+    reasons: list[BaseException | None] = []
+
+    def ask() -> None:
+        try:
+            get_hf_file_metadata(hf_hub_url(repository, filename), timeout=_PATIENCE)
+            reasons.append(None)
+        except (errors.HfHubHTTPError, errors.HFValidationError):  # an answer, or no question
+            reasons.append(None)
+        except Exception as error:  # of whatever library the hub's client asks with
+            reasons.append(error)
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(_PATIENCE)
+    return reasons[0] if reasons else TimeoutError()
 
 
 def _preprocessing(cfg: dict[str, Any], label: str) -> dict[str, Any]:

@@ -73,6 +73,41 @@ def infer_config(state: State, wanted: Any = None, source: Any = None, **hints: 
     return _named(kind(**{**options, **hints}), hints), parts.notes
 
 
+def check_described(config: Config, state: State, label: str, strict: bool) -> None:
+    """Refuse a config that the tensors of its file contradict, before a network of its size is built.
+
+    Without `strict` tensors may be missing, and with them blocks, branches and heads.
+    """
+    positions = config.patches + getattr(config, "position_prefix", 0)
+    for option, found in _measured(config, state).items():
+        value = getattr(config, option)
+        told, what = (positions, "positions") if option == "img_size" else (value, option)
+        incomplete = not strict and option in ("depth", "class_depth", "branches") and told > found
+        if told != found and not incomplete:
+            raise PatchloomError(f"{label} says that {option} is {value}, but its tensors have {what} {found}.")
+
+
+def _measured(config: Config, state: State) -> dict[str, int]:
+    """What the tensors tell of the options that decide how large a network is; `img_size` as a number of positions."""
+    kernels = [(name, tensor) for name, tensor in state.items() if name.startswith("stem.proj.") and tensor.ndim == 4]
+    first = min(kernels, key=lambda pair: [int(part) for part in pair[0].split(".") if part.isdigit()], default=None)
+    norms = (t for name, t in state.items() if re.fullmatch(r"blocks\..*norm\.(weight|bias|alpha|beta)", name))
+    sizes = {
+        "depth": count(state, r"blocks\.(\d+)\."),
+        "class_depth": count(state, r"pool\.(\d+)\."),
+        "branches": count(state, r"blocks\.\d+\.mixing\.branches\.(\d+)\."),
+        "in_chans": first[1].shape[1] if first else 0,
+        "dim": next((tensor.shape[0] for tensor in norms if tensor.ndim == 1), 0),
+        "num_classes": next((state[n].shape[0] for n in ("head.bias", "head_distill.bias") if _has(state, n, 1)), 0),
+        "img_size": state["positions"].shape[1] if _has(state, "positions", 3) else 0,
+    }
+    return {option: size for option, size in sizes.items() if size and hasattr(config, option)}
+
+
+def _has(state: State, name: str, dimensions: int) -> bool:
+    return name in state and state[name].ndim == dimensions
+
+
 def _reader(parts: Parts) -> tuple[type[Config], Callable[..., dict[str, Any]]]:
     """The kind of network, told by what mixes its patches, and what reads its options."""
     if parts.mixes_by("expand", "depthwise", "squeeze_excite"):

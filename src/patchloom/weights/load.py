@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,14 @@ from torch import Tensor
 from patchloom.errors import PatchloomError
 from patchloom.layers.mixing import ClassMLP, CrossPatchLinear
 from patchloom.models.config import Config, as_size
+from patchloom.models.imagenet import CLASSES, imagenet_names
 from patchloom.models.network import Network, check_class_names
-from patchloom.models.preprocessing import Preprocessing
+from patchloom.models.preprocessing import Preprocessing, default_preprocessing
 from patchloom.models.registry import build, config_from_json, list_models
 from patchloom.models.roles import parameter_roles
 from patchloom.weights import delta, hub, resize
 from patchloom.weights.files import Checkpoint, read, unwrap
-from patchloom.weights.infer import infer_config
+from patchloom.weights.infer import check_described, infer_config
 from patchloom.weights.layouts import State, their_name, to_ours
 from patchloom.weights.report import LoadReport
 
@@ -71,10 +73,12 @@ def load(
     if "head.0.weight" in checkpoint.tensors and "config" not in checkpoint.about:  # official: one query a class
         hints = {"queries": "per_class", **hints}
     origin = _describe(checkpoint, state, img_size, source_size, hints)
+    if "config" in checkpoint.about:
+        check_described(origin, state, checkpoint.label, strict)
+    _assume_imagenet(checkpoint, state, origin)
     wanted = _wanted(origin, img_size, num_classes, in_chans)
     report = LoadReport(checkpoint.label, layout, wanted.name, unused=unused, notes=checkpoint.notes)
-    with torch.device("meta"):
-        shape = build(wanted)
+    shape = _shape_of(wanted, checkpoint.label)
     _fit_sizes(state, origin, shape, report)
     _drop_other_heads(state, origin, shape, num_classes is not None, report)
     _match(state, shape, report, strict)
@@ -88,6 +92,15 @@ def load(
     if "delta" in checkpoint.about and isinstance(base, Network):
         delta.share(model, base, [name for name in checkpoint.about["delta"]["kept"] if name not in report.resized])
     return model.eval()
+
+
+def _shape_of(config: Config, label: str) -> Network:
+    """The network without memory for its weights."""
+    try:
+        with torch.device("meta"):
+            return build(config)
+    except (RuntimeError, OverflowError, TypeError) as error:  # sizes beyond those that torch can count
+        raise PatchloomError(f"{label} describes a network that cannot be built: {error}.") from error
 
 
 def copy_scales(model: Network, source: Source, **hints: Any) -> list[str]:
@@ -148,6 +161,26 @@ def _describe(checkpoint: Checkpoint, state: State, img_size: Any, source_size: 
         if name not in _FREE_HINTS and value != own[name]:
             raise PatchloomError(f"{checkpoint.label} says that {name} is {own[name]!r}; {value!r} contradicts it.")
     return config.replace(**hints)
+
+
+def _assume_imagenet(checkpoint: Checkpoint, state: State, config: Config) -> None:
+    """What bare weights leave open: 1000 classes are ImageNet's, and so are mean and standard deviation."""
+    about, has_head = checkpoint.about, any(name.startswith("head") for name in state)
+    if {"config", "class_names"}.isdisjoint(about) and config.num_classes == CLASSES and has_head:
+        about["class_names"] = imagenet_names()
+        checkpoint.notes.append("the 1000 classes are taken to be ImageNet's: the file has no class names")
+    if "preprocessing" not in about:
+        assumed = default_preprocessing(config.family, config.img_size, config.in_chans)
+        mean, std = (", ".join(f"{value:.4g}" for value in values) for values in (assumed.mean, assumed.std))
+        note = f"mean {mean} and standard deviation {std} are assumed, as for ImageNet: the file does not carry them"
+        checkpoint.notes.append(note)
+        _warn_once(f"{checkpoint.label}: {note}.")
+
+
+@cache
+def _warn_once(message: str) -> None:
+    """Fine-tuning loads a file twice."""
+    logging.getLogger("patchloom").warning(message)
 
 
 def _wanted(origin: Config, img_size: Any, num_classes: int | None, in_chans: int | None) -> Config:
@@ -235,6 +268,8 @@ def _take_along(about: Mapping[str, Any], origin: Config, model: Network) -> Non
     """Preprocessing and class names travel with the weights."""
     if "preprocessing" in about:
         recorded = Preprocessing.from_json(about["preprocessing"])
+        if len(recorded.mean) != origin.in_chans:
+            raise PatchloomError(f"Preprocessing has {len(recorded.mean)} channels, the network {origin.in_chans}.")
         if model.config.in_chans == origin.in_chans:
             model.preprocessing = replace(recorded, img_size=model.config.img_size)
     if about.get("class_names") and model.config.num_classes == origin.num_classes:

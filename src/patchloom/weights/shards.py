@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from patchloom.errors import PatchloomError
+from patchloom.reading import read_json
 
 SUFFIX = ".shards"
 _SEAL = "seal.json"
@@ -94,9 +95,9 @@ def _damaged_if_unreadable(folder: Path) -> Iterator[None]:
 
 def _seal(folder: Path) -> dict[str, Any]:
     try:
-        content = json.loads((folder / _SEAL).read_text())
+        content = read_json(folder / _SEAL)
         return {"info": dict(content["info"]), "scalars": content["scalars"], "sha256": dict(content["sha256"])}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise PatchloomError(f"The checkpoint {folder.name} is damaged: {_SEAL}: {error}.") from error
 
 
