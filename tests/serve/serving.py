@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,7 +85,8 @@ class Server:
     def ask(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Answer:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         try:
-            connection.request(method, path, body, {**self.headers, **(headers or {})})
+            with suppress(BrokenPipeError, ConnectionResetError):  # refused while it was sending: the answer is there
+                connection.request(method, path, body, {**self.headers, **(headers or {})})
             answer = connection.getresponse()
             return Answer(answer.status, answer.read(), {k.lower(): v for k, v in answer.getheaders()})
         finally:

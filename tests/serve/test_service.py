@@ -182,7 +182,7 @@ def test_a_second_signal_ends_it_at_once(models: dict[str, Path]) -> None:
         head = "".join(f"{name}: {value}\r\n" for name, value in {**headers, "Content-Length": str(len(body))}.items())
         with socket.create_connection(("127.0.0.1", server.port)) as client:
             client.sendall(f"POST /api/predict HTTP/1.1\r\nHost: localhost\r\n{head}\r\n".encode() + body[:50])
-            while "patchloom_predicting 1.0" not in server.get("/metrics").body.decode():
+            while "patchloom_upload_bytes 50.0" not in server.get("/metrics").body.decode():
                 time.sleep(0.01)
             server.process.send_signal(signal.SIGTERM)
             with pytest.raises(subprocess.TimeoutExpired):
