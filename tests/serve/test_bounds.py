@@ -6,8 +6,10 @@ import asyncio
 import io
 import json
 import math
+import struct
 import threading
 import time
+import zlib
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -26,9 +28,9 @@ from patchloom.serve.hosting import Hosting
 from patchloom.serve.run import _bound
 from patchloom.serve.service import Gate, Service
 from patchloom.serve.settings import Settings
-from patchloom.serve.uploads import Refused, check_header, count_scans
+from patchloom.serve.uploads import Refused, check_header, count_scans, decode_upload
 from patchloom.serve.workers import Workers
-from serving import multipart, picture, save_models
+from serving import multipart, picture, save_models, with_scans
 
 
 @pytest.fixture(scope="module")
@@ -81,15 +83,6 @@ def occupy(workers: Workers, cost: float = 0.0) -> tuple[Future[Any], threading.
     future = workers.submit(work, cost)
     assert begun.wait(60)
     return future, free
-
-
-def with_scans(size: tuple[int, int], scans: int) -> bytes:
-    """A progressive JPEG whose last scan is repeated until there are so many."""
-    file = io.BytesIO()
-    Image.new("L", size, 90).save(file, "JPEG", progressive=True)
-    data = file.getvalue()
-    last = data[data.rindex(b"\xff\xda") : -2]
-    return data[:-2] + last * (scans - count_scans(data)) + b"\xff\xd9"
 
 
 def test_a_jpeg_of_many_scans_is_refused_before_it_is_decoded() -> None:
@@ -148,6 +141,35 @@ def test_urgent_calls_go_first_and_an_error_ends_no_thread() -> None:
     assert order == ["quick", "quick", "slow", "slow"]
     assert isinstance(failing.exception(10), ZeroDivisionError)
     workers.close(5)
+
+
+def test_costly_calls_leave_a_thread_to_urgent_ones_and_cheaper_ones_go_first() -> None:
+    workers, order = Workers(2, "test", reserved=1), []
+    _, free = occupy(workers, cost=1.0)
+    for cost in (3.0, 0.5):
+        workers.submit(partial(order.append, cost), cost)
+    assert workers.submit(lambda: "done").result(10) == "done"
+    assert order == []
+    free.set()
+    workers.submit(lambda: 1, cost=9.0).result(10)
+    assert order == [0.5, 3.0]
+    workers.close(5)
+
+
+def test_decoding_ends_when_its_time_is_over() -> None:
+    """Chunks that Pillow walks through one by one, after the pixels or before them."""
+    png, kind = picture(), b"teSt"
+    chunk = struct.pack(">I", 0) + kind + struct.pack(">I", zlib.crc32(kind))
+    settings = Settings(decode_timeout=0.2)
+    late, early = png[:-12] + chunk * 300_000 + png[-12:], png[:33] + chunk * 300_000 + png[33:]
+    assert check_header(late, settings) > 0 == check_header(png, settings)
+    begun = time.monotonic()
+    with pytest.raises(Refused, match="too long to decode"):
+        decode_upload(late, settings)
+    with pytest.raises(Refused, match="too long to decode"):
+        check_header(early, settings)
+    assert time.monotonic() - begun < 0.8
+    assert decode_upload(late, Settings()).size == decode_upload(png, settings).size
 
 
 def test_a_place_is_free_when_no_thread_has_the_data() -> None:

@@ -33,7 +33,7 @@ def most_connections(wanted: int) -> int:
     free = limit - len(os.listdir("/dev/fd")) - _SPARE_FILES
     if free < _FEWEST:
         raise PatchloomError(
-            f"This process may open {limit} files, too few to serve: allow {limit - free + _FEWEST} or more (ulimit -n)."
+            f"This process may open {limit} files, too few to serve. Allow {limit - free + _FEWEST} or more: ulimit -n."
         )
     return min(wanted, free)
 

@@ -27,8 +27,8 @@ _FRAME = """<!doctype html>
   <main class="reference">
     <section class="card">
       <h1>{description}</h1>
-      <p>Every answer is JSON. Every error is <code>{{"error": "a sentence"}}</code>. Where the service has a token, send
-      <code>Authorization: Bearer TOKEN</code>.</p>
+      <p>Every answer is JSON. Every error is <code>{{"error": "a sentence"}}</code>. Where the service has a
+      token, send <code>Authorization: Bearer TOKEN</code>.</p>
       <pre>{examples}</pre>
       <nav><ul>{contents}</ul></nav>
     </section>

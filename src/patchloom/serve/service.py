@@ -24,7 +24,7 @@ from patchloom.serve.batcher import Batcher
 from patchloom.serve.hosting import HostedModel, Hosting
 from patchloom.serve.metrics import Metrics
 from patchloom.serve.settings import Settings
-from patchloom.serve.uploads import Refused, check_header, decode_upload
+from patchloom.serve.uploads import Refused, check_header, decode_upload, decoding_cost
 from patchloom.serve.workers import Workers
 from patchloom.tasks.evaluate import best_classes
 
@@ -164,7 +164,7 @@ class Service:
 
     async def _decoded(self, model: HostedModel, data: bytes, place: Place) -> np.ndarray:
         """(height, width, 3) uint8: what the network sees, all that is kept of the image."""
-        checking = self.decoders.submit(partial(check_header, data, self.settings))
+        checking = self.decoders.submit(partial(check_header, data, self.settings), decoding_cost(len(data)))
         cost: float = await asyncio.wrap_future(place.hold(checking))
         work = partial(cut, data, model, self.settings)
         pixels: np.ndarray = await asyncio.wrap_future(place.hold(self.decoders.submit(work, cost)))

@@ -11,7 +11,6 @@ from PIL import Image
 
 from patchloom.errors import PatchloomError
 
-
 _DAY = 86_400
 _MOST = {  # upper bounds: more is a slip of the keyboard, and would fail much later
     "max_bytes": 10**9, "max_pixels": 10**9, "max_batch": 4096, "max_wait": 60, "max_queue": 100_000,
