@@ -69,10 +69,10 @@ def make_app(service: Service) -> FastAPI:
     app.add_middleware(Guard, settings=service.settings, metrics=service.metrics)
     _add_errors(app)
     _add_page(app)
-    _add_state(app, service)
-    _add_samples(app)
-    _add_models(app, service)
     _add_work(app, service)
+    _add_models(app, service)
+    _add_samples(app)
+    _add_state(app, service)
     _add_reference(app)
     return app
 
@@ -150,7 +150,7 @@ def _add_state(app: FastAPI, service: Service) -> None:
     @app.get(
         "/version",
         response_model=VersionAnswer,
-        responses=_errors(401, 404),
+        responses=_errors(401, 404, 422),
         summary="Which code and which weights answer",
     )
     async def version(model: _ModelName = None) -> dict[str, str]:
@@ -176,7 +176,7 @@ def _add_samples(app: FastAPI) -> None:
     @app.get(
         "/api/samples/{name}",
         response_class=Response,
-        responses={200: {"content": {"image/png": {}, "image/jpeg": {}}}, **_errors(401, 404)},
+        responses={200: {"content": {"image/png": {}, "image/jpeg": {}}}, **_errors(401, 404, 422)},
         summary="One of them",
     )
     async def sample(name: str) -> Response:

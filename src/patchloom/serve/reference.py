@@ -27,7 +27,7 @@ _FRAME = """<!doctype html>
   <main class="reference">
     <section class="card">
       <h1>{description}</h1>
-      <p>Every answer is JSON. Every error is <code>{{"error": "a sentence"}}</code>. Where the service has a
+      <p>Answers are JSON. Every error is <code>{{"error": "a sentence"}}</code>. Where the service has a
       token, send <code>Authorization: Bearer TOKEN</code>.</p>
       <pre>{examples}</pre>
       <nav><ul>{contents}</ul></nav>
@@ -59,14 +59,19 @@ def reference_page(description: Schema) -> str:
         version=escape(description["info"]["version"]),
         description=escape(description["info"]["description"]),
         examples=escape("\n".join(_EXAMPLES)),
-        contents="".join(f'<li><a href="#{_mark(m, p)}"><code>{m} {escape(p)}</code></a></li>' for m, p, _ in routes),
+        contents="".join(_entry(*route) for route in routes),
         routes="".join(_route(*route) for route in routes),
         schemas="".join(_object(name, schema) for name, schema in schemas.items()),
     )
 
 
+def _entry(method: str, path: str, route: Schema) -> str:
+    link = f'<a href="#{_mark(method, path)}"><code>{method} {escape(path)}</code></a>'
+    return f"<li>{link} <span class='muted'>{escape(route['summary'])}</span></li>"
+
+
 def _route(method: str, path: str, route: Schema) -> str:
-    parts = [f"<h2><code>{method} {escape(path)}</code></h2><p>{escape(route.get('summary', ''))}.</p>"]
+    parts = [f"<h2><code>{method} {escape(path)}</code></h2><p>{escape(route['summary'])}.</p>"]
     if body := route.get("requestBody"):
         kind, content = next(iter(body["content"].items()))
         fields = ((name, _type(schema), _about(schema)) for name, schema in content["schema"]["properties"].items())
@@ -74,7 +79,7 @@ def _route(method: str, path: str, route: Schema) -> str:
     if parameters := route.get("parameters"):
         rows = ((one["name"], _type(one["schema"]), _about({**one["schema"], **one})) for one in parameters)
         parts.append(_table("Parameters", ("name", "type", ""), rows))
-    answers = ((status, _answer(one), escape(one["description"])) for status, one in route["responses"].items())
+    answers = ((status, _answer(one), _meaning(status, one)) for status, one in route["responses"].items())
     parts.append(_table("Answers", ("status", "gives", ""), answers))
     return f'<section class="card" id="{_mark(method, path)}">{"".join(parts)}</section>'
 
@@ -91,6 +96,10 @@ def _table(title: str, heads: Iterable[str], rows: Iterable[tuple[str, str, str]
     head = "".join(f'<th scope="col">{escape(text)}</th>' for text in heads)
     body = "".join(f"<tr><td><code>{escape(a)}</code></td><td>{b}</td><td>{c}</td></tr>" for a, b, c in rows)
     return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _meaning(status: str, answer: Schema) -> str:
+    return "" if status == "200" else escape(answer["description"])
 
 
 def _answer(answer: Schema) -> str:
