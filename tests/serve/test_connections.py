@@ -41,11 +41,13 @@ def connect(server: Server, sent: bytes = b"") -> socket.socket:
     return client
 
 
-def is_closed(client: socket.socket) -> bool:
-    try:
-        return client.recv(65536) == b""
-    except ConnectionResetError:
-        return True
+def read_all(client: socket.socket) -> bytes:
+    """What comes until the server closes the connection, which it must."""
+    pieces = []
+    with suppress(ConnectionResetError):
+        while piece := client.recv(65536):
+            pieces.append(piece)
+    return b"".join(pieces)
 
 
 def test_a_connection_without_a_complete_head_ends(server: Server) -> None:
@@ -53,12 +55,12 @@ def test_a_connection_without_a_complete_head_ends(server: Server) -> None:
     begun = time.monotonic()
     with connect(server) as silent, connect(server, b"GET / HTTP/1.1\r\n") as slow, connect(server) as used:
         used.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        assert used.recv(65536).startswith(b"HTTP/1.1 200")
         with suppress(ConnectionError):
             for _ in range(6):
                 slow.sendall(b"X-Slow: yes\r\n")
                 time.sleep(0.3)
-        assert all(map(is_closed, (silent, slow, used)))
+        assert read_all(silent) == read_all(slow) == b""
+        assert read_all(used).endswith(b'{"status":"ok"}')
     assert 1 <= time.monotonic() - begun < 5
 
 
@@ -109,6 +111,7 @@ def test_an_upload_has_a_least_rate(server: Server) -> None:
             with suppress(TimeoutError):
                 client.sendall(b"0" * 300)
                 answer = client.recv(65536)
+        answer += read_all(client)
     assert answer.startswith(b"HTTP/1.1 408")
     assert b"slower than 4000 bytes per second" in answer
     assert time.monotonic() - begun < 10
@@ -135,15 +138,15 @@ def test_nothing_more_is_read_of_an_upload_that_was_refused(server: Server) -> N
 
 
 def test_expensive_images_do_not_hold_up_a_cheap_one(server: Server) -> None:
-    large = with_scans((6500, 6500), 23)  # more than a second each
-    with ThreadPoolExecutor(5) as pool:
-        slow = [pool.submit(server.post, "/api/predict", large) for _ in range(5)]
-        while "patchloom_predicting 5.0" not in server.get("/metrics").body.decode():
+    large = with_scans((6500, 6500), 14)  # most of a second each
+    with ThreadPoolExecutor(3) as pool:
+        slow = [pool.submit(server.post, "/api/predict", large) for _ in range(3)]
+        while "patchloom_predicting 3.0" not in server.get("/metrics").body.decode():
             assert not slow[0].done()
             time.sleep(0.02)
         assert server.post("/api/predict", picture()).status == 200
-        assert sum(job.done() for job in slow) <= 2
-        assert [job.result().status for job in slow] == [200] * 5
+        assert sum(job.done() for job in slow) <= 1
+        assert [job.result().status for job in slow] == [200] * 3
 
 
 def test_accepting_fails_quietly_and_recovers(tmp_path: Path) -> None:
