@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -248,6 +249,23 @@ def test_a_network_that_answers_nothing_but_zeros_is_exported(tmp_path: Path) ->
     for parameter in model.head.parameters():
         nn.init.zeros_(parameter)
     assert exporter.export(model, "safetensors", tmp_path / "a.safetensors").difference == 0
+
+
+@pytest.mark.parametrize(("to", "name"), [("official", "a.pth"), ("official", "a.safetensors"), ("torch", "a.pt2")])
+def test_a_full_disk_is_told_as_such(to: str, name: str, tmp_path: Path) -> None:
+    """In a process of its own, whose files may not grow past 100 000 bytes: torch's writer would end it."""
+    patchloom.save(patchloom.create_model("deit_nano", num_classes=3), tmp_path / "deit.safetensors")
+
+    def small_disk() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+    words = [tmp_path / "deit.safetensors", "--to", to, "--out", tmp_path / name]
+    command = [sys.executable, "-m", "patchloom", "export", *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, preexec_fn=small_disk)
+    assert done.returncode == 2
+    assert done.stderr == f"patchloom: {tmp_path / name} cannot be written: File too large.\n"
+    assert os.listdir(tmp_path) == ["deit.safetensors"]
 
 
 def test_damaged_weights_are_refused(tmp_path: Path) -> None:

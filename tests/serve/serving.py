@@ -7,12 +7,13 @@ import io
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from PIL import Image
 
 import patchloom
 from conftest import stir
+from patchloom.serve.uploads import count_scans
 
 CLASSES = ("ant", "bee", "cat", "dog", "eel", "fox")
 
@@ -46,10 +48,19 @@ def picture(seed: int = 0, size: tuple[int, int] = (40, 30), kind: str = "PNG", 
     return file.getvalue()
 
 
-def multipart(data: bytes, field: str = "file", name: str = "image.png") -> tuple[bytes, dict[str, str]]:
+def with_scans(size: tuple[int, int], scans: int) -> bytes:
+    """A progressive JPEG whose last scan is repeated until there are so many."""
+    file = io.BytesIO()
+    Image.new("L", size, 90).save(file, "JPEG", progressive=True)
+    data = file.getvalue()
+    last = data[data.rindex(b"\xff\xda") : -2]
+    return data[:-2] + last * (scans - count_scans(data)) + b"\xff\xd9"
+
+
+def multipart(*files: bytes, field: str = "file", name: str = "image.png") -> tuple[bytes, dict[str, str]]:
     mark = "mark-0123456789"
     head = f'--{mark}\r\nContent-Disposition: form-data; name="{field}"; filename="{name}"\r\n\r\n'
-    body = head.encode() + data + f"\r\n--{mark}--\r\n".encode()
+    body = b"".join(head.encode() + data + b"\r\n" for data in files) + f"--{mark}--\r\n".encode()
     return body, {"Content-Type": f"multipart/form-data; boundary={mark}"}
 
 
@@ -85,7 +96,8 @@ class Server:
     def ask(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Answer:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         try:
-            connection.request(method, path, body, {**self.headers, **(headers or {})})
+            with suppress(BrokenPipeError, ConnectionResetError):  # refused while it was sending: the answer is there
+                connection.request(method, path, body, {**self.headers, **(headers or {})})
             answer = connection.getresponse()
             return Answer(answer.status, answer.read(), {k.lower(): v for k, v in answer.getheaders()})
         finally:
@@ -94,14 +106,23 @@ class Server:
     def get(self, path: str, **headers: str) -> Answer:
         return self.ask("GET", path, headers=headers)
 
-    def post(self, path: str, data: bytes, **options: str) -> Answer:
-        body, headers = multipart(data, **options)
+    def post(self, path: str, *files: bytes, **options: str) -> Answer:
+        body, headers = multipart(*files, **options)
         return self.ask("POST", path, body, headers)
 
     def memory(self) -> float:
         """Resident megabytes."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024  # type: ignore[index]
+
+
+def begin_upload(server: Server, length: int, sent: bytes = b"") -> socket.socket:
+    """A connection that has announced an upload to predict of so many bytes, and sent some."""
+    lines = {"Host": "localhost", "Content-Length": str(length), **server.headers, **multipart(b"")[1]}
+    head = "POST /api/predict HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+    client = socket.create_connection(("127.0.0.1", server.port), timeout=30)
+    client.sendall(head.encode() + b"\r\n" + sent)
+    return client
 
 
 @contextmanager

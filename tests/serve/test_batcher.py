@@ -72,10 +72,14 @@ def test_an_error_answers_its_batch_and_the_next_one_works(hosting: Hosting) -> 
 
 def test_the_gate_counts_requests_and_bytes() -> None:
     gate = Gate(2, 100)
-    with gate.admit(60):
-        with pytest.raises(Refused, match="busy"), gate.admit(41):
-            pass
-        with gate.admit(40), pytest.raises(Refused, match="busy"), gate.admit(0):
+    with gate.admit() as first, gate.admit() as second:
+        first.take(60, 1)
+        with pytest.raises(Refused, match="busy"):
+            second.take(41)
+        with pytest.raises(Refused, match="busy"):
+            second.take(0, 2)
+        second.take(40, 1)
+        with pytest.raises(Refused, match="busy"), gate.admit():
             pass
     assert (gate.inside, gate.bytes) == (0, 0)
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import math
+import struct
 import threading
 import time
+import zlib
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -25,9 +28,9 @@ from patchloom.serve.hosting import Hosting
 from patchloom.serve.run import _bound
 from patchloom.serve.service import Gate, Service
 from patchloom.serve.settings import Settings
-from patchloom.serve.uploads import Refused, check_header, count_scans
+from patchloom.serve.uploads import Refused, check_header, count_scans, decode_upload
 from patchloom.serve.workers import Workers
-from serving import multipart, picture, save_models
+from serving import multipart, picture, save_models, with_scans
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +72,7 @@ def post(service: Service, path: str, data: bytes, leave: bool = False, **header
     return ask(service, "POST", path, body, leave, content_type=kind["Content-Type"], **headers)
 
 
-def occupy(workers: Workers, urgent: bool = True) -> tuple[Future[Any], threading.Event]:
+def occupy(workers: Workers, cost: float = 0.0) -> tuple[Future[Any], threading.Event]:
     """A call that has begun, and the event that lets it end."""
     begun, free = threading.Event(), threading.Event()
 
@@ -77,18 +80,9 @@ def occupy(workers: Workers, urgent: bool = True) -> tuple[Future[Any], threadin
         begun.set()
         return free.wait(60)
 
-    future = workers.submit(work, urgent)
+    future = workers.submit(work, cost)
     assert begun.wait(60)
     return future, free
-
-
-def with_scans(size: tuple[int, int], scans: int) -> bytes:
-    """A progressive JPEG whose last scan is repeated until there are so many."""
-    file = io.BytesIO()
-    Image.new("L", size, 90).save(file, "JPEG", progressive=True)
-    data = file.getvalue()
-    last = data[data.rindex(b"\xff\xda") : -2]
-    return data[:-2] + last * (scans - count_scans(data)) + b"\xff\xd9"
 
 
 def test_a_jpeg_of_many_scans_is_refused_before_it_is_decoded() -> None:
@@ -136,7 +130,7 @@ def test_threads_give_up_what_waits_and_are_not_waited_for_long() -> None:
 def test_urgent_calls_go_first_and_an_error_ends_no_thread() -> None:
     workers, order = Workers(1, "test"), []
     _, free = occupy(workers)
-    later = [workers.submit(partial(order.append, "slow"), urgent=False) for _ in range(2)]
+    later = [workers.submit(partial(order.append, "slow"), cost=math.inf) for _ in range(2)]
     failing = workers.submit(lambda: 1 / 0)
     sooner = [workers.submit(partial(order.append, "quick")) for _ in range(2)]
     assert workers.ahead(urgent=True) == (4, 0)
@@ -149,9 +143,39 @@ def test_urgent_calls_go_first_and_an_error_ends_no_thread() -> None:
     workers.close(5)
 
 
+def test_costly_calls_leave_a_thread_to_urgent_ones_and_cheaper_ones_go_first() -> None:
+    workers, order = Workers(2, "test", reserved=1), []
+    _, free = occupy(workers, cost=1.0)
+    for cost in (3.0, 0.5):
+        workers.submit(partial(order.append, cost), cost)
+    assert workers.submit(lambda: "done").result(10) == "done"
+    assert order == []
+    free.set()
+    workers.submit(lambda: 1, cost=9.0).result(10)
+    assert order == [0.5, 3.0]
+    workers.close(5)
+
+
+def test_decoding_ends_when_its_time_is_over() -> None:
+    """Chunks that Pillow walks through one by one, after the pixels or before them."""
+    png, kind = picture(), b"teSt"
+    chunk = struct.pack(">I", 0) + kind + struct.pack(">I", zlib.crc32(kind))
+    settings = Settings(decode_timeout=0.2)
+    late, early = png[:-12] + chunk * 10**6 + png[-12:], png[:33] + chunk * 10**6 + png[33:]
+    assert check_header(late, settings) > 0 == check_header(png, settings)
+    begun = time.monotonic()
+    with pytest.raises(Refused, match="too long to decode"):
+        decode_upload(late, settings)
+    with pytest.raises(Refused, match="too long to decode"):
+        check_header(early, settings)
+    assert time.monotonic() - begun < 2  # several seconds each
+    assert decode_upload(png, settings).size == (40, 30)
+
+
 def test_a_place_is_free_when_no_thread_has_the_data() -> None:
     gate, workers = Gate(4, 100), Workers(1, "test")
-    with gate.admit(60) as place:
+    with gate.admit() as place:
+        place.take(60, 1)
         running, free = occupy(workers)
         place.hold(running)
         waiting = place.hold(workers.submit(lambda: 1))
@@ -180,7 +204,7 @@ def test_an_explanation_that_nobody_waits_for_leaves_the_queue(service: Service)
 
 
 def test_what_would_come_too_late_is_refused_at_once(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    running, free = occupy(service.explainer, urgent=False)
+    running, free = occupy(service.explainer, cost=math.inf)
     monkeypatch.setitem(service.pace, True, 100.0)
     assert post(service, "/api/explain", picture(), leave=True) == (
         503, {"error": "The service is busy: about 100 s of work come first."}
@@ -212,25 +236,31 @@ def test_an_image_is_cut_once(tmp_path: Path) -> None:
 def test_a_body_cannot_announce_two_lengths(service: Service) -> None:
     assert post(service, "/api/predict", picture(), content_length="5", transfer_encoding="chunked")[0] == 400
     assert post(service, "/api/predict", picture(), transfer_encoding="chunked")[0] == 200
-    many = int(service.settings.max_queue_bytes // service.settings.max_bytes)
-    gate = Gate(100, service.settings.max_queue_bytes)
-    service.predicting, before = gate, service.predicting
-    try:
-        gate.bytes = (many - 1) * service.settings.max_bytes + 17_000_000
-        assert post(service, "/api/predict", picture(), transfer_encoding="chunked")[0] == 503
-        assert post(service, "/api/predict", picture(), content_length="5000")[0] == 200
-    finally:
-        service.predicting = before
 
 
-def test_parts_are_read_up_to_the_file_and_their_number_is_bounded(service: Service) -> None:
+def test_an_upload_takes_up_what_has_arrived(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = picture()
+    gate = Gate(2, 1_000_000)
+    monkeypatch.setattr(service, "predicting", gate)
+    gate.bytes = gate.most_bytes - 2 * len(data)
+    for announced in ("5000", "20000000"):
+        assert post(service, "/api/predict", data, content_length=announced)[0] == 200
+    gate.bytes = gate.most_bytes - len(data)  # less than the body, which has a frame around the file
+    assert post(service, "/api/predict", data)[0] == 503
+    assert (gate.inside, gate.bytes) == (0, gate.most_bytes - len(data))
+
+
+def test_the_number_of_parts_is_bounded(service: Service) -> None:
     part = b'--mark\r\nContent-Disposition: form-data; name="x"\r\n\r\n1\r\n'
     file = b'--mark\r\nContent-Disposition: form-data; name="file"\r\n\r\n' + picture() + b"\r\n"
     kind = "multipart/form-data; boundary=mark"
     assert ask(service, "POST", "/api/predict", part * 15 + file + b"--mark--", content_type=kind)[0] == 200
-    status, answer = ask(service, "POST", "/api/predict", part * 16 + file + b"--mark--", content_type=kind)
+    status, answer = ask(service, "POST", "/api/explain", part * 16 + file + b"--mark--", content_type=kind)
     assert (status, answer["error"]) == (400, "A body has at most 16 parts.")
-    assert ask(service, "POST", "/api/predict", file + part * 5000, content_type=kind)[0] == 200
+    status, answer = ask(service, "POST", "/api/predict", file + part * 5000, content_type=kind)
+    assert (status, answer["error"]) == (400, "A body has at most 47 parts.")
+    status, answer = ask(service, "POST", "/api/predict", file * 33 + b"--mark--", content_type=kind)
+    assert (status, answer["error"]) == (413, "A request has at most 32 files.")
     long = b"--mark\r\n" + b"A: b\r\n" * 9000 + b"\r\n" + file
     assert ask(service, "POST", "/api/predict", long, content_type=kind)[0] == 400
 
@@ -268,6 +298,10 @@ def test_monitors_may_ask_for_heads(service: Service) -> None:
         ({"max_pixels": 90_000_000}, "89478485"),
         ({"token": " a long token"}, "no space at its ends"),
         ({"allowed_hosts": ("",)}, "allowed_hosts"),
+        ({"host": " "}, "127.0.0.1 for this machine alone"),
+        ({"decoders": 10**6}, "decoders is more than 0 and at most 256, not 1000000"),
+        ({"max_files": 10**6}, "max_files"),
+        ({"max_connections": 0}, "max_connections"),
     ],
 )
 def test_settings_that_could_not_work_are_refused(settings: dict[str, Any], mentions: str) -> None:
@@ -309,7 +343,8 @@ def test_whatever_a_reload_raises_the_old_models_stay(
 
 def test_uploads_to_explain_are_counted_too(service: Service) -> None:
     held: Future[None] = Future()
-    with service.explaining.admit(1234) as place:
+    with service.explaining.admit() as place:
+        place.take(1234)
         place.hold(held)
     assert b"patchloom_upload_bytes 1234.0" in service.metrics.text()
     held.set_result(None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 import signal
 import socket
 import subprocess
@@ -18,7 +19,8 @@ import pytest
 from PIL import Image
 
 import patchloom
-from serving import CLASSES, Server, multipart, picture, save_models, serving
+from patchloom.weights.files import digest
+from serving import CLASSES, Server, begin_upload, multipart, picture, save_models, serving
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +115,51 @@ def test_what_machines_ask(server: Server) -> None:
     paths = server.get("/openapi.json").json["paths"]
     assert {"/api/predict", "/api/explain", "/api/models", "/healthz", "/readyz", "/metrics"} <= set(paths)
     upload = paths["/api/predict"]["post"]["requestBody"]["content"]["multipart/form-data"]["schema"]
-    assert upload["properties"]["file"]["format"] == "binary"
+    assert upload["properties"]["file"]["items"]["format"] == "binary"
+
+
+def test_several_files_are_answered_in_order_with_an_error_in_the_place_of_a_broken_one(server: Server) -> None:
+    files = [picture(1), b"no image", picture(2, kind="JPEG"), picture(3)[:90], picture(4)]
+    answer = server.post("/api/predict?top=6&model=patchconvnet", *files)
+    assert answer.status == 200
+    results = answer.json["results"]
+    for data, result in zip(files, results, strict=True):
+        alone = server.post("/api/predict?top=6&model=patchconvnet", data)
+        if alone.status == 200:
+            assert chances(result["predictions"]) == pytest.approx(chances(alone.json["predictions"]), abs=1e-5)
+            assert set(result["timings"]) == set(alone.json["timings"])
+        else:
+            assert result == {"error": alone.error}
+    assert ["error" in result for result in results] == [False, True, False, True, False]
+    cut_off = multipart(*files)[0][:-40]
+    assert server.ask("POST", "/api/predict", cut_off, multipart(b"")[1]).error.endswith("it ends within a file.")
+
+
+def test_every_answer_says_which_code_and_weights_gave_it(server: Server, models: dict[str, Path]) -> None:
+    first, second = (server.get(f"/version?model={name}").json for name in ("cait", "patchconvnet"))
+    assert server.get("/version").json == first
+    assert first["version"] == patchloom.__version__
+    assert first["digest"] == digest("", patchloom.load(models["cait_nano"]).state_dict()) != second["digest"]
+    for path, files in {"/api/predict": 1, "/api/predict?top=1": 2, "/api/explain?faithfulness=false": 1}.items():
+        answer = server.post(path, *[picture()] * files).json
+        assert {key: answer[key] for key in first} == first
+    listed = server.get("/api/models").json
+    assert listed["version"] == patchloom.__version__
+    assert [model["digest"] for model in listed["models"]] == [first["digest"], second["digest"]]
+
+
+def test_the_api_has_a_page_that_needs_nothing_else(server: Server) -> None:
+    answer = server.get("/docs")
+    page = answer.body.decode()
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "<script" not in page
+    assert "//" not in "".join(re.findall(r'(?:href|src)="([^"]*)"', page))
+    for path, methods in server.get("/openapi.json").json["paths"].items():
+        for method in methods:
+            assert f"<h2><code>{method.upper()} {path}</code></h2>" in page
+    marks = set(re.findall(r'id="([^"]*)"', page))
+    for link in set(re.findall(r'href="([^"]*)"', page)):
+        assert link[1:] in marks if link.startswith("#") else server.get(f"/{link.removeprefix('./')}").status == 200
 
 
 def test_samples_are_images_that_can_be_sent_back(server: Server) -> None:
@@ -178,11 +224,9 @@ def test_a_signal_ends_it_with_code_zero_after_what_is_under_way(models: dict[st
 
 def test_a_second_signal_ends_it_at_once(models: dict[str, Path]) -> None:
     with serving(models["cait_nano"], code=3) as server:
-        body, headers = multipart(picture())
-        head = "".join(f"{name}: {value}\r\n" for name, value in {**headers, "Content-Length": str(len(body))}.items())
-        with socket.create_connection(("127.0.0.1", server.port)) as client:
-            client.sendall(f"POST /api/predict HTTP/1.1\r\nHost: localhost\r\n{head}\r\n".encode() + body[:50])
-            while "patchloom_predicting 1.0" not in server.get("/metrics").body.decode():
+        body, _ = multipart(picture())
+        with begin_upload(server, len(body), body[:50]):
+            while "patchloom_upload_bytes 50.0" not in server.get("/metrics").body.decode():
                 time.sleep(0.01)
             server.process.send_signal(signal.SIGTERM)
             with pytest.raises(subprocess.TimeoutExpired):

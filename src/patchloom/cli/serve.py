@@ -29,7 +29,14 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout", type=float, help="seconds of a prediction (default 30)")
     parser.add_argument("--explain-timeout", type=float, help="seconds of an explanation (default 180)")
     parser.add_argument("--upload-timeout", type=float, help="seconds of an upload (default 30)")
-    parser.add_argument("--decoders", type=int, help="threads that decode images")
+    parser.add_argument("--min-upload-rate", type=float, help="bytes per second of an upload (default 4000)")
+    parser.add_argument("--max-files", type=int, help="images in one request to predict (default 32)")
+    parser.add_argument("--decoders", type=int, help="threads that decode large images (default: cores, 2 to 4)")
+    parser.add_argument("--decode-timeout", type=float, help="seconds to decode one image (default 10)")
+    parser.add_argument("--max-connections", type=int, help="open connections (default 1000, or what files allow)")
+    parser.add_argument(
+        "--idle-timeout", type=float, help="seconds of a connection without a complete request head (default 10)"
+    )
     parser.set_defaults(run=run_serve)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from os import PathLike
-from typing import cast
+from typing import IO, cast
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -31,6 +32,8 @@ _OPTIONAL = {
     "AVIF": ((".avif",), (b"avi",), "Pillow", "pip install --upgrade pillow"),
 }
 
+Opener = Callable[[bytes], IO[bytes]]
+
 
 class UnreadableImage(PatchloomError):
     """An image that cannot be decoded; `reason` says why, without the name of the file."""
@@ -49,18 +52,18 @@ def read_encoded(path: str | PathLike[str], name: str = "") -> bytes:
         raise UnreadableImage(f"{name or path} cannot be read as an image: {reason}", reason) from error
 
 
-def decode(data: bytes | None, name: str) -> Image.Image:
-    """An encoded image, RGB and upright; `name` is for the error."""
-    picture = decode_picture(data, name)
+def decode(data: bytes | None, name: str, opener: Opener = io.BytesIO) -> Image.Image:
+    """An encoded image, RGB and upright; `name` is for the error, `opener` makes the files that Pillow reads."""
+    picture = decode_picture(data, name, opener=opener)
     return to_image(picture) if isinstance(picture, np.ndarray) else cast(Image.Image, picture)
 
 
-def decode_picture(data: bytes | None, name: str, fast: bool = False) -> Picture:
+def decode_picture(data: bytes | None, name: str, fast: bool = False, opener: Opener = io.BytesIO) -> Picture:
     """The same as an array RGBX, or still encoded, where that is possible; see `Source.picture`."""
     try:
         if not data:
             raise ValueError("the file is empty")
-        image = open_header(data)
+        image = open_header(data, opener)
         if jpeg.is_plain(image):
             if fast:
                 return jpeg.Encoded(data, *image.size, lambda: decode(data, name))
@@ -74,12 +77,12 @@ def decode_picture(data: bytes | None, name: str, fast: bool = False) -> Picture
         raise UnreadableImage(f"{name} cannot be read as an image: {reason}", reason) from error
 
 
-def open_header(data: bytes) -> Image.Image:
+def open_header(data: bytes, opener: Opener = io.BytesIO) -> Image.Image:
     """The image with nothing decoded yet, unless its format is unknown or it has more pixels than Pillow deems safe.
 
     Pillow itself only warns of an image between its limit and twice its limit.
     """
-    image = Image.open(io.BytesIO(data), formats=readable_formats(_FORMATS))
+    image = Image.open(opener(data), formats=readable_formats(_FORMATS))
     limit = Image.MAX_IMAGE_PIXELS
     if limit is not None and image.width * image.height > limit:
         raise ValueError(f"{image.width} x {image.height} pixels are more than Pillow's limit of {limit}")

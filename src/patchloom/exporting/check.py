@@ -106,6 +106,11 @@ def crops(network: Network, pictures: Sequence[Image.Image], count: int, size: t
     return torch.from_numpy(np.ascontiguousarray(np.stack(rows)[..., channels]))
 
 
+def calibration_crops(network: Network, pictures: Sequence[Image.Image]) -> Tensor:
+    """(MANY, height, width, C) uint8, other parts of the pictures than those of the check."""
+    return crops(network, pictures, MANY, network.config.img_size, seed=len(pictures) + 1)
+
+
 def check_batches(request: Request, pictures: Sequence[Image.Image]) -> Iterator[Tensor]:
     """Batches of 1, 2 and 5, at other sizes too where they are free; for int8 more images at its own size."""
     network = request.network

@@ -10,7 +10,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,8 @@ from PIL import Image
 
 from patchloom import drafts
 from patchloom.errors import PatchloomError
-from patchloom.exporting.check import Found, compare, find_pictures
-from patchloom.exporting.formats import Format, Request, find_format, make
+from patchloom.exporting.check import Found, calibration_crops, compare, find_pictures
+from patchloom.exporting.formats import FORMATS, Artefact, Format, Request, find_format, make
 from patchloom.models.network import Network, unwrapped
 from patchloom.weights.load import load
 
@@ -105,24 +105,36 @@ def _write_checked(
     request: Request, to: str, path: Path, folder: Path, pictures: list[Image.Image], bound: float
 ) -> Found:
     draft = folder / path.name
-    with _in_a_sentence(path, to):
-        artefact = make(request, to)
-        artefact.write(draft, {})
-        found = compare(request, artefact.open(draft), pictures)
-    _refuse_wrong(found, path, bound, request.int8)
-    artefact.write(draft, {**found.to_json(), "tolerance": bound, MARK: to})
+    artefact, found = _attempt(request, to, path, draft, pictures)
+    if not _is_close(found, bound, request.int8) and FORMATS[to].calibrates and request.int8:
+        again = replace(request, calibration=calibration_crops(request.network, pictures))
+        second = _attempt(again, to, path, draft, pictures)
+        artefact, found = max((artefact, found), second, key=lambda one: one[1].agreement)
+    _refuse_wrong(found, path, to, bound, request.int8)
+    with _in_a_sentence(f"{path} cannot be written"):
+        artefact.write(draft, {**found.to_json(), "tolerance": bound, MARK: to})
     return found
 
 
+def _attempt(request: Request, to: str, path: Path, draft: Path, pictures: list[Image.Image]) -> tuple[Artefact, Found]:
+    """A network in one form, written once, and how far what was written is from it."""
+    with _in_a_sentence(f"{path} is not written: {to} does not support this network"):
+        artefact = make(request, to)
+    with _in_a_sentence(f"{path} cannot be written"):
+        artefact.write(draft, {})
+    with _in_a_sentence(f"{path} is not written: {to} does not support this network"):
+        return artefact, compare(request, artefact.open(draft), pictures)
+
+
 @contextmanager
-def _in_a_sentence(path: Path, to: str) -> Iterator[None]:
+def _in_a_sentence(what: str) -> Iterator[None]:
     try:
         yield
     except (PatchloomError, OSError):
         raise
-    except Exception as error:  # whatever exporters and runtimes raise for a graph that they do not bear
+    except Exception as error:  # exporters and runtimes raise errors of every kind
         reason = next((line for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)
-        raise PatchloomError(f"{path} is not written: {to} does not bear this network: {reason.strip()}") from error
+        raise PatchloomError(f"{what}: {reason.strip()}") from error
 
 
 def _network(model: Source, base: Source | None) -> Network:
@@ -188,17 +200,26 @@ def _is_export(path: Path) -> bool:
         raise PatchloomError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}.") from error
 
 
-def _refuse_wrong(found: Found, path: Path, bound: float, int8: bool) -> None:
-    if int8 and not 1 - found.agreement <= bound:
+def _is_close(found: Found, bound: float, int8: bool) -> bool:
+    return math.isfinite(found.difference) and (1 - found.agreement if int8 else found.difference) <= bound
+
+
+def _refuse_wrong(found: Found, path: Path, to: str, bound: float, int8: bool) -> None:
+    if _is_close(found, bound, int8):
+        return
+    if int8 and math.isfinite(found.difference):
+        changed = 1 - found.agreement
+        tried = ", with ranges from percentiles of the images too," if FORMATS[to].calibrates else ""
+        instead = ", or take --to openvino, whose int8 keeps products in float" if to != "openvino" else ""
         raise PatchloomError(
-            f"{path} is not written: int8 changes the likeliest class of {1 - found.agreement:.1%} of {found.images} "
-            f"images, more than the tolerance of {bound:.1%}."
+            f"{path} is not written: int8{tried} changes the likeliest class of {changed:.1%} of {found.images} "
+            f"images, more than the tolerance of {bound:.1%}. Allow it with --tolerance "
+            f"{math.ceil(100 * changed) / 100:g}{instead}."
         )
-    if not math.isfinite(found.difference) or not (int8 or found.difference <= bound):
-        raise PatchloomError(
-            f"{path} is not written: its logits differ by {found.difference:.1e} of the largest, more than the "
-            f"tolerance of {bound:.1e}."
-        )
+    raise PatchloomError(
+        f"{path} is not written: its logits differ by {found.difference:.1e} of the largest, more than the "
+        f"tolerance of {bound:.1e}."
+    )
 
 
 def _move(folder: Path, path: Path) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -34,11 +35,17 @@ class Request:
     network: Network
     int8: bool
     with_preprocessing: bool
+    calibration: Tensor | None = None  # (N, height, width, C) uint8: int8 takes the ranges of activations from these
 
     @property
     def any_size(self) -> bool:
         """Whether height and width are free. A torch program of one row or column of patches would hold for these."""
         return self.network._takes_any_size() and min(self.network.config.grid) > 1
+
+    @property
+    def quantisation(self) -> str | None:
+        """How activations get their ranges: as they come, or from images."""
+        return None if not self.int8 else "dynamic" if self.calibration is None else "percentile"
 
     def as_input(self, pixels: Tensor) -> np.ndarray:
         """Pixels (B, height, width, C), resized and cropped, as the file takes them."""
@@ -63,10 +70,11 @@ class Format:
     packages: tuple[str, ...] = ()
     graph: bool = True  # a program, not only weights: preprocessing can be inside
     int8: bool = False
+    calibrates: bool = False  # has a second form of int8, whose activations have ranges that images gave
 
 
 FORMATS = {
-    "onnx": Format((".onnx",), "onnx", ("onnx", "onnxscript", "onnxruntime"), int8=True),
+    "onnx": Format((".onnx",), "onnx", ("onnx", "onnxscript", "onnxruntime"), int8=True, calibrates=True),
     "openvino": Format((".xml",), "openvino", ("onnx", "onnxscript", "openvino"), int8=True),
     "torch": Format((".pt2",), "graph"),
     "safetensors": Format((".safetensors",), "weights", graph=False),
@@ -107,11 +115,19 @@ def metadata(request: Request, found: dict[str, Any]) -> dict[str, str]:
         "preprocessing": how,
         **how,
         "int8": request.int8,
+        **({"quantisation": request.quantisation} if request.quantisation else {}),
         **found,
     }
     if network.class_names is not None:
         about["class_names"] = network.class_names
     return {key: value if isinstance(value, str) else json.dumps(value) for key, value in about.items()}
+
+
+def write_through_memory(path: Path, save: Callable[[IO[bytes]], Any]) -> None:
+    """Torch's own writer says nothing of a full disk, and may end the process: it writes to memory alone."""
+    memory = io.BytesIO()
+    save(memory)
+    path.write_bytes(memory.getbuffer())
 
 
 def describe_input(request: Request) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from patchloom.exporting.formats import Request, Runner, metadata, quiet
+from patchloom.exporting.formats import Request, Runner, metadata, quiet, write_through_memory
 from patchloom.models.network import Network
 
 
@@ -60,10 +61,9 @@ class TorchProgram:
         self.program = capture(request)
 
     def write(self, path: Path, found: dict[str, Any]) -> None:
+        extra = {"metadata.json": json.dumps(metadata(self.request, found))}
         with quiet():
-            torch.export.save(
-                self.program, path, extra_files={"metadata.json": json.dumps(metadata(self.request, found))}
-            )
+            write_through_memory(path, partial(torch.export.save, self.program, extra_files=extra))
 
     def open(self, path: Path) -> Runner:
         with quiet():

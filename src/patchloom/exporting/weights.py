@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ import torch
 from torch import nn
 
 from patchloom.errors import PatchloomError
-from patchloom.exporting.formats import Request, Runner
-from patchloom.weights.files import METADATA_KEY, read, write
+from patchloom.exporting.formats import Request, Runner, write_through_memory
+from patchloom.weights.files import METADATA_KEY, read, write_tensors
 from patchloom.weights.layouts import from_ours
 from patchloom.weights.load import load
 from patchloom.weights.save import describe
@@ -31,9 +32,10 @@ class WeightsFile:
     def write(self, path: Path, found: dict[str, Any]) -> None:
         about = {**describe(self.network, self.layout), "export": found}
         if path.suffix == ".pth":
-            torch.save({"model": self.tensors, METADATA_KEY: json.dumps(about)}, path)
+            content = {"model": self.tensors, METADATA_KEY: json.dumps(about)}
+            write_through_memory(path, partial(torch.save, content))
         else:
-            write(path, self.tensors, about)
+            write_tensors(path, self.tensors, {METADATA_KEY: json.dumps(about)})
 
     def open(self, path: Path) -> Runner:
         module = load(path) if self.in_timm is None else self._filled(self.in_timm, path)

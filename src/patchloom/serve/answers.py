@@ -23,10 +23,29 @@ class Timings(BaseModel):
     batch: int = Field(description="images that the network saw together with this one")
 
 
-class PredictAnswer(BaseModel):
+class VersionAnswer(BaseModel):
+    version: str = Field(description="of patchloom")
     model: str
+    digest: str = Field(description="SHA-256 of the model's weights")
+
+
+class PredictResult(BaseModel):
     predictions: list[Prediction]
     timings: Timings
+
+
+class PredictAnswer(VersionAnswer, PredictResult):
+    """Of one file."""
+
+
+class ErrorAnswer(BaseModel):
+    error: str = Field(description="what was wrong, in a sentence")
+
+
+class ResultsAnswer(VersionAnswer):
+    """Of several files: one result per file, in their order."""
+
+    results: list[PredictResult | ErrorAnswer]
 
 
 class Picture(BaseModel):
@@ -62,8 +81,7 @@ class Faithfulness(BaseModel):
     verdict: str
 
 
-class ExplainAnswer(BaseModel):
-    model: str
+class ExplainAnswer(VersionAnswer):
     predictions: list[Prediction]
     target: str = Field(description="the class that the maps explain")
     image: str = Field(description="what the network saw, a PNG, base64")
@@ -75,6 +93,7 @@ class ExplainAnswer(BaseModel):
 
 class ModelAnswer(BaseModel):
     name: str
+    digest: str = Field(description="SHA-256 of its weights")
     architecture: str
     family: str
     parameters: int
@@ -85,6 +104,7 @@ class ModelAnswer(BaseModel):
 
 
 class ModelsAnswer(BaseModel):
+    version: str = Field(description="of patchloom")
     models: list[ModelAnswer]
 
 
@@ -100,7 +120,3 @@ class SamplesAnswer(BaseModel):
 
 class StateAnswer(BaseModel):
     status: str
-
-
-class ErrorAnswer(BaseModel):
-    error: str = Field(description="what was wrong, in a sentence")

@@ -24,14 +24,17 @@ from patchloom.serve.answers import (
     ExplainAnswer,
     ModelsAnswer,
     PredictAnswer,
+    ResultsAnswer,
     SamplesAnswer,
     StateAnswer,
+    VersionAnswer,
 )
 from patchloom.serve.guard import Guard, error_answer
 from patchloom.serve.hosting import HostedModel
+from patchloom.serve.reference import reference_page
 from patchloom.serve.samples import find_samples
 from patchloom.serve.service import Gate, Service
-from patchloom.serve.uploads import Refused, announced_bytes, read_upload
+from patchloom.serve.uploads import Refused, check_announced, read_upload
 
 _PAGE = {"index.html": "text/html", "style.css": "text/css", "app.js": "text/javascript", "icon.svg": "image/svg+xml"}
 _ERRORS = {
@@ -45,20 +48,6 @@ _ERRORS = {
     415: "not an image of a known format",
     422: "a damaged image, or a parameter out of range",
     503: "busy, or too slow: try again after Retry-After seconds",
-}
-_UPLOAD = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "required": ["file"],
-                    "properties": {"file": {"type": "string", "format": "binary", "description": "an image"}},
-                }
-            }
-        },
-    }
 }
 _ModelName = Annotated[str | None, Query(max_length=200, description="by default the first")]
 _Top = Annotated[int, Query(ge=1, le=1000, description="how many classes to name")]
@@ -80,11 +69,21 @@ def make_app(service: Service) -> FastAPI:
     app.add_middleware(Guard, settings=service.settings, metrics=service.metrics)
     _add_errors(app)
     _add_page(app)
-    _add_state(app, service)
-    _add_samples(app)
-    _add_models(app, service)
     _add_work(app, service)
+    _add_models(app, service)
+    _add_samples(app)
+    _add_state(app, service)
+    _add_reference(app)
     return app
+
+
+def _upload(several: bool = False) -> dict[str, Any]:
+    """The multipart body, as OpenAPI describes it."""
+    file: dict[str, Any] = {"type": "string", "format": "binary", "description": "an image"}
+    if several:
+        file = {"type": "array", "items": file, "minItems": 1, "description": "an image; repeat the part for several"}
+    schema = {"type": "object", "required": ["file"], "properties": {"file": file}}
+    return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}}
 
 
 def _errors(*codes: int) -> dict[int | str, dict[str, Any]]:
@@ -126,6 +125,15 @@ def _add_page(app: FastAPI) -> None:
         add(name, media_type)
 
 
+def _add_reference(app: FastAPI) -> None:
+    """The API as a page, made from the description of all routes that are there already."""
+    content = reference_page(app.openapi())
+
+    @app.api_route("/docs", methods=["GET", "HEAD"], include_in_schema=False)
+    async def docs() -> Response:
+        return Response(content, media_type="text/html", headers={"cache-control": "no-cache"})
+
+
 def _add_state(app: FastAPI, service: Service) -> None:
     @app.head("/healthz", include_in_schema=False)
     @app.get("/healthz", response_model=StateAnswer, summary="Whether the process lives")
@@ -138,6 +146,15 @@ def _add_state(app: FastAPI, service: Service) -> None:
         if service.stopping:
             raise Refused(503, "The service is stopping.", retry_after=5)
         return {"status": "ready"}
+
+    @app.get(
+        "/version",
+        response_model=VersionAnswer,
+        responses=_errors(401, 404, 422),
+        summary="Which code and which weights answer",
+    )
+    async def version(model: _ModelName = None) -> dict[str, str]:
+        return service.find(model).identity
 
     @app.get(
         "/metrics",
@@ -159,7 +176,7 @@ def _add_samples(app: FastAPI) -> None:
     @app.get(
         "/api/samples/{name}",
         response_class=Response,
-        responses={200: {"content": {"image/png": {}, "image/jpeg": {}}}, **_errors(401, 404)},
+        responses={200: {"content": {"image/png": {}, "image/jpeg": {}}}, **_errors(401, 404, 422)},
         summary="One of them",
     )
     async def sample(name: str) -> Response:
@@ -172,7 +189,8 @@ def _add_samples(app: FastAPI) -> None:
 def _add_models(app: FastAPI, service: Service) -> None:
     @app.get("/api/models", response_model=ModelsAnswer, responses=_errors(401), summary="What is served")
     async def list_models() -> dict[str, Any]:
-        return {"models": [describe(model) for model in service.hosting.models.values()]}
+        models = [describe(model) for model in service.hosting.models.values()]
+        return {"version": __version__, "models": models}
 
     @app.post(
         "/api/reload",
@@ -205,6 +223,7 @@ def describe(model: HostedModel) -> dict[str, Any]:
     config = model.network.config
     return {
         "name": model.name,
+        "digest": model.digest,
         "architecture": config.name,
         "family": config.family,
         "parameters": sum(parameter.numel() for parameter in model.network.parameters()),
@@ -218,27 +237,36 @@ def describe(model: HostedModel) -> dict[str, Any]:
 def _add_work(app: FastAPI, service: Service) -> None:
     errors = _errors(400, 401, 403, 404, 408, 413, 415, 422, 503)
 
-    async def upload(request: Request, gate: Gate, work: Any) -> dict[str, Any]:
+    async def upload(request: Request, gate: Gate, work: Any, most_files: int = 1) -> dict[str, Any]:
         """Admit, read and work, timed; the gate counts the bytes from the first to the last."""
         begun = time.perf_counter()
-        with gate.admit(announced_bytes(request, service.settings)) as place:
-            data = await read_upload(request, service.settings)
+        check_announced(request, service.settings, most_files)
+        with gate.admit() as place:
+            files = await read_upload(request, service.settings, place.take, most_files)
+            place.take(0, len(files))
             read = time.perf_counter()
-            answer = await unless_gone(request, work(data=data, place=place))
-        answer["timings"]["upload_ms"] = round(1000 * (read - begun), 2)
-        answer["timings"]["total_ms"] = round(1000 * (time.perf_counter() - begun), 2)
+            answer = await unless_gone(request, work(files=files, place=place))
+        for timed in (part["timings"] for part in answer.get("results", [answer]) if "timings" in part):
+            timed["upload_ms"] = round(1000 * (read - begun), 2)
+            timed["total_ms"] = round(1000 * (time.perf_counter() - begun), 2)
         return answer
 
-    @app.post("/api/predict", response_model=PredictAnswer, responses=errors, openapi_extra=_UPLOAD, summary="Classify")
+    @app.post(
+        "/api/predict",
+        response_model=PredictAnswer | ResultsAnswer,
+        responses=errors,
+        openapi_extra=_upload(several=True),
+        summary="Classify one image, or several at once",
+    )
     async def predict(request: Request, model: _ModelName = None, top: _Top = 5) -> dict[str, Any]:
-        found = service.find(model)
-        return await upload(request, service.predicting, partial(service.predict, found, top=top))
+        work = partial(service.predict, service.find(model), top=top)
+        return await upload(request, service.predicting, work, service.settings.max_files)
 
     @app.post(
         "/api/explain",
         response_model=ExplainAnswer,
         responses=errors,
-        openapi_extra=_UPLOAD,
+        openapi_extra=_upload(),
         summary="Classify, and show where the network looked",
     )
     async def explain(

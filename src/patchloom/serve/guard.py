@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import logging
 import time
+from contextlib import suppress
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
@@ -29,7 +30,7 @@ SECURITY = {
     "permissions-policy": "camera=(), microphone=(), geolocation=()",
     "cache-control": "no-store",
 }
-_DRAIN_BYTES, _DRAIN_SECONDS = 100_000_000, 10
+_LINGER_BYTES, _LINGER_SECONDS = 1_000_000, 2
 
 
 class Guard:
@@ -65,7 +66,7 @@ class Guard:
             return error_answer(400, "The server does not go by this name: see --allow-host.")
         if scope["method"] == "POST" and _is_from_elsewhere(headers):
             return error_answer(403, "Pages of other sites cannot send requests here.")
-        private = scope["path"].startswith("/api/") or scope["path"] == "/metrics"
+        private = scope["path"].startswith("/api/") or scope["path"] in ("/metrics", "/version")
         if private and not self._has_token(headers):
             return error_answer(401, "A bearer token is needed.", {"www-authenticate": "Bearer"})
         return None
@@ -79,16 +80,17 @@ class Guard:
 
 
 class _Exchange:
-    """One request and its answer: notes the status, adds the headers, and lets no client wait in vain.
+    """One request and its answer: notes the status and adds the headers.
 
-    A client that is still sending when it is refused would see its connection broken instead of the answer: what it
-    sends is read and thrown away first, up to a bound.
+    A client that is still sending when it is refused is answered at once, and its connection ends. Some clients read
+    the answer only when they have sent everything: a little more is read and thrown away before, but no whole upload.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._receive, self._send = receive, send
-        self._headers = Headers(scope=scope)
-        self._unread = scope["method"] in ("POST", "PUT", "PATCH", "DELETE")
+        headers = Headers(scope=scope)
+        self._unread = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+        self._asked_to_wait = "expect" in headers  # before it sends anything
         self.status: int | None = None
 
     async def receive(self) -> Message:
@@ -100,23 +102,25 @@ class _Exchange:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            if self._unread and "expect" not in self._headers and self.status != 408:
-                await self._drain()
             headers = MutableHeaders(scope=message)
+            if self._unread:
+                headers["connection"] = "close"
             for name, value in SECURITY.items():
                 headers.setdefault(name, value)
+        elif self._unread and not message.get("more_body") and not self._asked_to_wait and self.status != 408:
+            await self._send({**message, "more_body": True})  # all of the answer; its end closes the connection
+            await self._linger()
+            message = {"type": "http.response.body"}
         await self._send(message)
 
-    async def _drain(self) -> None:
+    async def _linger(self) -> None:
         async def read() -> None:
             total = 0
-            while self._unread and total < _DRAIN_BYTES:
+            while self._unread and total < _LINGER_BYTES:
                 total += len((await self.receive()).get("body", b""))
 
-        try:
-            await asyncio.wait_for(read(), _DRAIN_SECONDS)
-        except asyncio.TimeoutError:
-            return
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(read(), _LINGER_SECONDS)
 
 
 def error_answer(status: int, text: str, headers: dict[str, str] | None = None) -> JSONResponse:

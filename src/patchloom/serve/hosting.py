@@ -11,16 +11,18 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from patchloom import __version__
 from patchloom.errors import PatchloomError, did_you_mean
 from patchloom.models.fused import fuse
 from patchloom.models.network import Network
 from patchloom.tasks.evaluate import open_model
-from patchloom.weights.files import read
+from patchloom.weights.files import digest, read
 
 
 @dataclass(eq=False)
 class HostedModel:
-    """A network under the name by which requests ask for it; `answering` is the fused copy that predicts."""
+    """A network under the name by which requests ask for it; `answering` is the fused copy that predicts, `digest`
+    the SHA-256 of its weights, whatever file they came from."""
 
     name: str
     network: Network
@@ -30,6 +32,12 @@ class HostedModel:
     def __post_init__(self) -> None:
         # a fused copy has weights of its own, which would undo the sharing
         self.answering = self.network if self.shared else fuse(self.network, int8=self.int8)
+        self.digest = digest("", self.network.state_dict())
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """What tells this answer from that of other code or other weights."""
+        return {"version": __version__, "model": self.name, "digest": self.digest}
 
     @cached_property
     def twin(self) -> Network:

@@ -18,10 +18,13 @@ from PIL import Image
 
 from patchloom.errors import PatchloomError
 from patchloom.serve.app import make_app, reload_models
+from patchloom.serve.connections import ACCEPTED_AT_ONCE, AcceptErrors, Connections, most_connections
 from patchloom.serve.hosting import Hosting
 from patchloom.serve.service import Service
 from patchloom.serve.settings import Settings
 from patchloom.training.console import Console
+
+_BACKLOG = 1024
 
 
 def serve(
@@ -73,6 +76,8 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(_BACKLOG)  # asyncio takes one number for what may wait and what it accepts at once
         self.greet()
 
     @contextlib.contextmanager
@@ -83,11 +88,14 @@ class _Server(uvicorn.Server):
 
 async def _serve(service: Service, listener: socket.socket, console: Console) -> None:
     settings = service.settings
-    longest = settings.upload_timeout + max(settings.timeout, settings.explain_timeout)
+    longest = settings.upload_timeout * settings.max_files + max(settings.timeout, settings.explain_timeout)
+    connections = Connections(most_connections(settings.max_connections), settings.idle_timeout)
     config = uvicorn.Config(
         make_app(service), log_config=None, access_log=False, server_header=False, proxy_headers=False, ws="none",
-        timeout_keep_alive=30, timeout_graceful_shutdown=math.ceil(longest) + 1,
+        http=connections.protocol, backlog=ACCEPTED_AT_ONCE,
+        timeout_keep_alive=math.ceil(settings.idle_timeout), timeout_graceful_shutdown=math.ceil(longest) + 1,
     )  # fmt: skip
+    asyncio.get_running_loop().set_exception_handler(AcceptErrors())
     server = _Server(config, partial(_greet, service, listener.getsockname()[1], console))
     reloads: set[asyncio.Task[None]] = set()
 

@@ -24,7 +24,7 @@ from patchloom.serve.batcher import Batcher
 from patchloom.serve.hosting import HostedModel, Hosting
 from patchloom.serve.metrics import Metrics
 from patchloom.serve.settings import Settings
-from patchloom.serve.uploads import Refused, decode_upload
+from patchloom.serve.uploads import Refused, check_header, decode_upload, decoding_cost
 from patchloom.serve.workers import Workers
 from patchloom.tasks.evaluate import best_classes
 
@@ -33,7 +33,11 @@ _PREVIEW = 128  # pixels along the longer side of a map that is sent; the page s
 
 
 class Gate:
-    """Admits so many requests, holding so many bytes, and refuses the next at once."""
+    """Admits so many images, holding so many bytes, and refuses the next at once.
+
+    An upload takes up what has arrived of it, and a place in the queue only when it is complete: one that is announced
+    and not sent keeps nobody out.
+    """
 
     def __init__(self, most: int, most_bytes: int) -> None:
         self.most = most
@@ -43,13 +47,11 @@ class Gate:
         self.lock = threading.Lock()
 
     @contextmanager
-    def admit(self, size: int) -> Iterator[Place]:
-        with self.lock:
-            if self.inside >= self.most or self.bytes + size > self.most_bytes:
-                raise Refused(503, "The service is busy. Try again in a moment.", retry_after=1)
-            self.inside += 1
-            self.bytes += size
-        place = Place(self, size)
+    def admit(self) -> Iterator[Place]:
+        """Refused before it is read where there is no room for it."""
+        if self.inside >= self.most or self.bytes >= self.most_bytes:
+            raise _busy()
+        place = Place(self)
         try:
             yield place
         finally:
@@ -59,9 +61,21 @@ class Gate:
 class Place:
     """What one request takes up behind a gate, until it is answered and no thread has its data any more."""
 
-    def __init__(self, gate: Gate, size: int) -> None:
-        self._gate, self._size = gate, size
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self._bytes = self._images = 0
         self._holders = 1
+
+    def take(self, size: int, images: int = 0) -> None:
+        """So many more bytes that have arrived, and images that are complete."""
+        gate = self._gate
+        with gate.lock:
+            if gate.inside + images > gate.most or gate.bytes + size > gate.most_bytes:
+                raise _busy()
+            gate.inside += images
+            gate.bytes += size
+            self._images += images
+            self._bytes += size
 
     def hold(self, work: Future[Any]) -> Future[Any]:
         """Keep the place until `work` is done, or has left its queue, even if nobody waits for it any longer."""
@@ -74,8 +88,12 @@ class Place:
         with self._gate.lock:
             self._holders -= 1
             if not self._holders:
-                self._gate.inside -= 1
-                self._gate.bytes -= self._size
+                self._gate.inside -= self._images
+                self._gate.bytes -= self._bytes
+
+
+def _busy() -> Refused:
+    return Refused(503, "The service is busy. Try again in a moment.", retry_after=1)
 
 
 class Service:
@@ -88,7 +106,7 @@ class Service:
         self.batcher = Batcher(settings.max_batch, settings.max_wait, self.metrics.prediction)
         self.predicting = Gate(settings.max_queue, settings.max_queue_bytes)
         self.explaining = Gate(settings.max_explanations, settings.max_queue_bytes)
-        self.decoders = Workers(settings.decoders, "decoder")
+        self.decoders = Workers(settings.decoders + 1, "decoder", reserved=1)  # so that small images need not wait
         self.explainer = Workers(1, "explainer")
         self.pace = {False: 0.0, True: 0.0}  # seconds of an explanation, without and with faithfulness: a moving mean
         self.stopping = False
@@ -127,16 +145,29 @@ class Service:
         if ahead and ahead + self.pace[faithfulness] > self.settings.explain_timeout:
             raise Refused(503, f"The service is busy: about {ahead:.0f} s of work come first.", math.ceil(ahead))
 
-    async def predict(self, model: HostedModel, data: bytes, place: Place, top: int) -> dict[str, Any]:
-        return await _within(self.settings.timeout, self._predict(model, data, place, top))
+    async def predict(self, model: HostedModel, files: list[bytes], place: Place, top: int) -> dict[str, Any]:
+        """Of one file its predictions; of several `results`, with an error in the place of a broken one."""
+        if len(files) == 1:
+            predicted = self._predict(model, files[0], place, top)
+            return {**model.identity, **await _within(self.settings.timeout, predicted)}
+        each = [asyncio.ensure_future(_or_error(self._predict(model, data, place, top))) for data in files]
+        try:
+            results = await _within(self.settings.timeout, asyncio.gather(*each))
+        finally:
+            for future in each:  # gather leaves the others running when one fails
+                future.cancel()
+        return {**model.identity, "results": results}
 
-    async def explain(self, model: HostedModel, data: bytes, place: Place, **asked: Any) -> dict[str, Any]:
-        return await _within(self.settings.explain_timeout, self._explain(model, data, place, asked))
+    async def explain(self, model: HostedModel, files: list[bytes], place: Place, **asked: Any) -> dict[str, Any]:
+        explained = self._explain(model, files[0], place, asked)
+        return {**model.identity, **await _within(self.settings.explain_timeout, explained)}
 
     async def _decoded(self, model: HostedModel, data: bytes, place: Place) -> np.ndarray:
         """(height, width, 3) uint8: what the network sees, all that is kept of the image."""
+        checking = self.decoders.submit(partial(check_header, data, self.settings), decoding_cost(len(data)))
+        cost: float = await asyncio.wrap_future(place.hold(checking))
         work = partial(cut, data, model, self.settings)
-        pixels: np.ndarray = await asyncio.wrap_future(place.hold(self.decoders.submit(work)))
+        pixels: np.ndarray = await asyncio.wrap_future(place.hold(self.decoders.submit(work, cost)))
         return pixels
 
     async def _predict(self, model: HostedModel, data: bytes, place: Place, top: int) -> dict[str, Any]:
@@ -152,7 +183,6 @@ class Service:
         if not np.isfinite(answer.chances).all():
             raise Refused(503, f"{model.name} gives no numbers for it: its weights are damaged.")
         return {
-            "model": model.name,
             "predictions": best_classes(model.network, answer.chances, top),
             "timings": _timings(decoded - begun, answer.queued, answer.computed, answer.batch),
         }
@@ -163,13 +193,13 @@ class Service:
         decoded = time.perf_counter()
         measures = bool(asked["faithfulness"])
         self.check_queue(measures)
-        work = self.explainer.submit(partial(_explained, model, pixels, asked), urgent=not measures)
+        cost = math.inf if measures else 0.0  # these wait for all others
+        work = self.explainer.submit(partial(_explained, model, pixels, asked), cost)
         found, seconds = await asyncio.wrap_future(place.hold(work))
         before = self.pace[measures]
         self.pace[measures] = 0.7 * before + 0.3 * seconds if before else seconds
         waited = time.perf_counter() - decoded - seconds
         return {
-            "model": model.name,
             "predictions": found.predictions,
             "target": found.target,
             "image": _png(Image.fromarray(found.image)),
@@ -187,6 +217,16 @@ async def _within(seconds: float, work: Awaitable[T]) -> T:
         return await asyncio.wait_for(work, seconds)
     except asyncio.TimeoutError:  # the built-in one only since Python 3.11
         raise Refused(503, f"There was no answer within {seconds:g} seconds.", retry_after=5) from None
+
+
+async def _or_error(work: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+    """The answer for one file of several; what is wrong with the file stands in its place."""
+    try:
+        return await work
+    except Refused as refused:
+        if refused.status >= 500:
+            raise
+        return {"error": refused.text}
 
 
 def cut(data: bytes, model: HostedModel, settings: Settings) -> np.ndarray:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import math
 import os
 from dataclasses import dataclass, fields
 from urllib.parse import urlsplit
@@ -11,6 +10,14 @@ from urllib.parse import urlsplit
 from PIL import Image
 
 from patchloom.errors import PatchloomError
+
+_DAY = 86_400
+_MOST = {  # upper bounds: more is a slip of the keyboard, and would fail much later
+    "max_bytes": 10**9, "max_pixels": 10**9, "max_batch": 4096, "max_wait": 60, "max_queue": 100_000,
+    "max_explanations": 10_000, "max_queue_bytes": 10**12, "timeout": _DAY, "explain_timeout": _DAY,
+    "upload_timeout": _DAY, "min_upload_rate": 10**9, "max_files": 1000, "decoders": 256, "decode_timeout": _DAY,
+    "max_connections": 65_536, "idle_timeout": _DAY,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -31,13 +38,23 @@ class Settings:
     timeout: float = 30.0  # of a prediction
     explain_timeout: float = 180.0
     upload_timeout: float = 30.0
-    decoders: int = max(2, min(4, os.cpu_count() or 2))  # threads that decode images beside the network
+    min_upload_rate: float = 4000.0  # bytes per second, after the first seconds of an upload
+    max_files: int = 32  # of one request to predict
+    decoders: int = max(2, min(4, os.cpu_count() or 2))  # threads that decode large images beside the network
+    decode_timeout: float = 10.0  # of one image
+    max_connections: int = 1000  # fewer where the process may not open so many files
+    idle_timeout: float = 10.0  # of a connection without a complete request head
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name != "port" and isinstance(value, int | float) and not 0 < value < math.inf:
-                raise PatchloomError(f"{field.name} is more than 0 and has an end, not {value}.")
+            if field.name in _MOST and not 0 < value <= _MOST[field.name]:
+                raise PatchloomError(f"{field.name} is more than 0 and at most {_MOST[field.name]:,}, not {value}.")
+        if not self.host.strip():
+            raise PatchloomError(
+                f"host is an address to listen at, not {self.host!r}: 127.0.0.1 for this machine alone, "
+                "0.0.0.0 for every network."
+            )
         if not 0 <= self.port <= 65535:
             raise PatchloomError(f"A port is a number from 0 (any that is free) to 65535, not {self.port}.")
         if self.token is not None and not _is_token(self.token):
@@ -50,6 +67,8 @@ class Settings:
             raise PatchloomError(
                 f"max_queue_bytes ({self.max_queue_bytes}) holds at least one upload (max_bytes, {self.max_bytes})."
             )
+        if self.max_queue < self.max_files:
+            object.__setattr__(self, "max_files", self.max_queue)  # every file of a request waits in the queue
 
     @property
     def on_loopback(self) -> bool:

@@ -14,17 +14,29 @@ from typing import Any
 @dataclass(eq=False)
 class _Call:
     work: Callable[[], Any]
-    urgent: bool
+    cost: float
+    since: float = field(default_factory=time.monotonic)
     future: Future[Any] = field(default_factory=Future)
+
+    @property
+    def urgent(self) -> bool:
+        return self.cost == 0
+
+    @property
+    def turn(self) -> float:
+        """Cheaper calls go first, but none for ever: one that costs a second lets those of ten seconds pass."""
+        return self.since + 10 * self.cost
 
 
 class Workers:
-    """Runs calls in `count` threads, urgent ones first. A call whose future is cancelled leaves the queue at once.
+    """Runs calls in `count` threads, urgent ones first, then by cost; `reserved` threads take urgent ones only.
 
+    A call whose future is cancelled leaves the queue at once.
     The threads are daemons: what cannot be interrupted, a decoder in C, does not keep the process alive.
     """
 
-    def __init__(self, count: int, name: str) -> None:
+    def __init__(self, count: int, name: str, reserved: int = 0) -> None:
+        self._most_costly = count - reserved
         self._waiting: deque[_Call] = deque()
         self._running: list[_Call] = []
         self._closed = False
@@ -33,13 +45,14 @@ class Workers:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, work: Callable[[], Any], urgent: bool = True) -> Future[Any]:
-        call = _Call(work, urgent)
+    def submit(self, work: Callable[[], Any], cost: float = 0.0) -> Future[Any]:
+        """`cost` is about how many seconds it takes; 0 makes it urgent."""
+        call = _Call(work, cost)
         call.future.add_done_callback(lambda future: self._forget(call) if future.cancelled() else None)
         with self._changed:
             if not self._closed:
                 self._waiting.append(call)
-                self._changed.notify()
+                self._changed.notify_all()  # a thread that is woken may be one that may not take it
         if self._closed:
             call.future.cancel()
         return call.future
@@ -73,13 +86,18 @@ class Workers:
 
     def _next(self) -> _Call | None:
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._closed)
-            if not self._waiting:
-                return None
-            call = next((call for call in self._waiting if call.urgent), self._waiting[0])
-            self._waiting.remove(call)
-            self._running.append(call)
+            self._changed.wait_for(lambda: self._choice() or self._closed)
+            call = self._choice()
+            if call:
+                self._waiting.remove(call)
+                self._running.append(call)
             return call
+
+    def _choice(self) -> _Call | None:
+        """What a free thread should do next."""
+        busy = sum(not call.urgent for call in self._running) >= self._most_costly
+        able = [call for call in self._waiting if call.urgent or not busy]
+        return min(able, key=lambda call: (not call.urgent, call.turn), default=None)
 
     def _work(self) -> None:
         while call := self._next():
@@ -102,3 +120,4 @@ class Workers:
     def _end(self, call: _Call) -> None:
         with self._changed:
             self._running.remove(call)
+            self._changed.notify_all()
