@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,18 +20,30 @@ _BATCH = 256  # images handed to the threads at a time: a million waiting tasks 
 
 
 def find_unreadable(
-    source: Source, items: Iterable[Item], progress: Progress | None = None, workers: int = 2
+    source: Source,
+    items: Iterable[Item],
+    progress: Progress | None = None,
+    workers: int = 2,
+    digests: dict[str, bytes] | None = None,
 ) -> dict[str, str]:
-    """The keys that cannot be decoded, each with the true reason. Every image is decoded fully, in threads."""
+    """The keys that cannot be decoded, each with the true reason. Every image is decoded fully, in threads. `digests`
+    receives the digest of the pixels of every other key."""
 
     def look(item: Item) -> str | None:
         try:
-            source.read(item)
+            image = source.read(item)
+            if digests is not None:
+                digests[item.key] = pixel_digest(image)
         except PatchloomError as error:
             return reason_of(error)
         return None
 
     return {item.key: reason for item, reason in in_threads(look, items, progress, workers) if reason is not None}
+
+
+def pixel_digest(image: Image.Image) -> bytes:
+    """The same for images of equal size and pixels, however they were encoded."""
+    return hashlib.sha256(repr(image.size).encode() + image.tobytes()).digest()
 
 
 def reason_of(error: PatchloomError) -> str:

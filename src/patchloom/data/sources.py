@@ -30,7 +30,7 @@ LAYOUTS = """Data can be
   FOLDER/train/CLASS/image.jpg    with val (or valid, validation) and test beside train
   FILE.csv                        a column `path`, a column of labels, perhaps a column `split`
   digits                          scikit-learn's handwritten digits
-  torchvision:NAME:FOLDER, wds:SHARDS, hf:FOLDER"""
+  torchvision:NAME:FOLDER, wds:SHARDS, hf:FOLDER""".splitlines()
 
 _LEFTOVERS = frozenset({"__MACOSX", "@eaDir"})  # hidden folders by another name: macOS archives, Synology disks
 _FIFTH = 5
@@ -166,7 +166,7 @@ def open_source(where: str | PathLike[str], labels: str | None = None) -> Source
     """
     name = os.fspath(where)
     if not name:
-        raise PatchloomError(f"Data has a name. {LAYOUTS}")
+        raise PatchloomError("Data has a name.", *LAYOUTS)
     if isinstance(where, str):
         if name == "digits":
             _refuse_labels(name, labels)
@@ -184,7 +184,7 @@ def open_source(where: str | PathLike[str], labels: str | None = None) -> Source
         from patchloom.data.manifest import open_manifest  # it builds on this file
 
         return open_manifest(name, path, labels)
-    raise PatchloomError(f"{name} does not exist.{_near(path)}\n{LAYOUTS}")
+    raise PatchloomError(f"{name} does not exist.{_near(path)}", *LAYOUTS)
 
 
 def _bytes_of(text: str) -> bytes:
@@ -302,7 +302,7 @@ def _open_folder(where: str, root: Path) -> Source:
             notes.append(f"Folders beside the splits left aside: {', '.join(unused)}.")
     walks = {split: _walk(root, folder) for split, folder in (split_folders or {"all": root}).items()}
     if not any(files for walk in walks.values() for files in walk.files.values()):
-        raise PatchloomError(_nothing_found(where, root))
+        raise PatchloomError(_nothing_found(where, root), *LAYOUTS)
     first = walks.get("train") or walks.get("all")
     class_names = sorted(first.files if first else {name for walk in walks.values() for name in walk.files})
     found = {split: [(key, name) for name, keys in walk.files.items() for key in keys] for split, walk in walks.items()}
@@ -363,7 +363,7 @@ def _nothing_found(where: str, root: Path) -> str:
         hint = f" For tar shards, say wds:{where}."
     elif {"dataset_dict.json", "dataset_info.json"} & set(names):
         hint = f" For a Hugging Face data set, say hf:{where}."
-    return f"{found}.{hint}\n{LAYOUTS}"
+    return f"{found}.{hint}"
 
 
 # --- what folders, manifests and archives share
