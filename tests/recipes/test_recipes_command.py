@@ -24,7 +24,7 @@ def test_the_list_has_a_line_a_recipe(capsys: pytest.CaptureFixture[str]) -> Non
     assert lines[0] == "recommended"
     assert {line.split()[0] for line in recommended} <= set(list_recipes())
     assert lines[4] == ""
-    (line,) = (line for line in lines if line.startswith("deit3_1k "))
+    (line,) = (line for line in rows if line.startswith("deit3_1k "))
     assert line.split()[1:6] == ["lamb", "0.003", "2048", "400", "bce"]
 
 

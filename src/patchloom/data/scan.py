@@ -16,6 +16,7 @@ from patchloom.errors import PatchloomError
 
 Progress = Callable[[int, int], None]
 _Result = TypeVar("_Result")
+_GLANCE = 64  # pixels a side
 _BATCH = 256  # images handed to the threads at a time: a million waiting tasks would take gigabytes
 
 
@@ -24,16 +25,16 @@ def find_unreadable(
     items: Iterable[Item],
     progress: Progress | None = None,
     workers: int = 2,
-    digests: dict[str, bytes] | None = None,
+    glances: dict[str, bytes] | None = None,
 ) -> dict[str, str]:
-    """The keys that cannot be decoded, each with the true reason. Every image is decoded fully, in threads. `digests`
-    receives the digest of the pixels of every other key."""
+    """The keys that cannot be decoded, each with the true reason. Every image is decoded fully, in threads. `glances`
+    receives the `glance` of every other key."""
 
     def look(item: Item) -> str | None:
         try:
             image = source.read(item)
-            if digests is not None:
-                digests[item.key] = pixel_digest(image)
+            if glances is not None:
+                glances[item.key] = glance(image)
         except PatchloomError as error:
             return reason_of(error)
         return None
@@ -43,7 +44,14 @@ def find_unreadable(
 
 def pixel_digest(image: Image.Image) -> bytes:
     """The same for images of equal size and pixels, however they were encoded."""
-    return hashlib.sha256(repr(image.size).encode() + image.tobytes()).digest()
+    digest = hashlib.sha256(repr(image.size).encode())
+    digest.update(image.tobytes())
+    return digest.digest()
+
+
+def glance(image: Image.Image) -> bytes:
+    """A digest of some pixels, in no time: the same for equal images, and perhaps for others."""
+    return pixel_digest(image.resize((_GLANCE, _GLANCE), Image.Resampling.NEAREST))
 
 
 def reason_of(error: PatchloomError) -> str:

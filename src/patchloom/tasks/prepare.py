@@ -11,7 +11,7 @@ import torch
 
 from patchloom.data.check import ACROSS, duplicates, pair_lines
 from patchloom.data.randomness import seed_of
-from patchloom.data.scan import find_unreadable
+from patchloom.data.scan import find_unreadable, pixel_digest
 from patchloom.data.sources import Source, Split, open_source, split_source
 from patchloom.errors import PatchloomError
 from patchloom.models.network import Network
@@ -53,11 +53,11 @@ def open_data(
     """The source of a job without its unreadable files, split, and those files with the reasons."""
     source = source_of(job)
     mine = source.items()[processes.rank :: processes.count]
-    digests: dict[str, bytes] = {}
+    glances: dict[str, bytes] = {}
     found = find_unreadable(
-        source, mine, lambda done, of: console.progress(f"reading images: {done} of {of}"), digests=digests
+        source, mine, lambda done, of: console.progress(f"reading images: {done} of {of}"), glances=glances
     )
-    parts = processes.gather((found, digests))
+    parts = processes.gather((found, glances))
     bad = {key: reason for part, _ in parts for key, reason in part.items()}
     if bad:
         report_skipped(bad, console, strict)
@@ -72,7 +72,8 @@ def open_data(
         f"{job.data}: {len(split.train)} training images, {len(split.held_out)} held out, "
         f"{len(source.class_names)} classes. {split.how}"
     )
-    console.say(*_advice(job, split), *_equal_images(job, split, {k: v for _, part in parts for k, v in part.items()}))
+    glances = {key: seen for _, part in parts for key, seen in part.items()}
+    console.say(*_advice(job, split), *_equal_images(usable, split, glances))
     return usable, split, bad
 
 
@@ -89,13 +90,20 @@ def _advice(job: Job, split: Split) -> Iterator[str]:
         yield warning
 
 
-def _equal_images(job: Job, split: Split, digests: Mapping[str, bytes]) -> list[str]:
-    """Images that are trained on and measured on, which flatters the accuracy."""
+def _equal_images(source: Source, split: Split, glances: Mapping[str, bytes]) -> list[str]:
+    """Images that are trained on and measured on, which flatters the accuracy. Only those that look the same at a
+    glance are read once more."""
     if split.held_out is split.train:
         return []
     sides = {"training": split.train, "held out": split.held_out}
-    across, _ = duplicates((item.key, side, digests[item.key]) for side, items in sides.items() for item in items)
-    lines = pair_lines(ACROSS, across, f"`patchloom data check {quote(job.data)} --json` lists all")
+    both = {glances[item.key] for item in split.train} & {glances[item.key] for item in split.held_out}
+    across, _ = duplicates(
+        (item.key, side, pixel_digest(source.read(item)))
+        for side, items in sides.items()
+        for item in items
+        if glances[item.key] in both
+    )
+    lines = pair_lines(ACROSS, across, f"`patchloom data check {quote(source.where)} --json` lists all")
     return [f"Warning: {lines[0]}", *lines[1:]] if lines else []
 
 
