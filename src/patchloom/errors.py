@@ -1,15 +1,28 @@
-"""The one error that users meet: what was wrong, with the value, and what to do about it."""
+"""The one error that users meet (what was wrong, with the value, and what to do about it), and the exit codes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+EXIT_CODES = {
+    0: "done",
+    1: "stopped by anything else: a loss that is not finite, a full disk, an internal error",
+    2: "wrong use or bad input; the message says what to change",
+    3: "stopped by a signal (Ctrl-C, SIGTERM), with everything saved",
+}
+
 
 class PatchloomError(ValueError):
-    """Wrong use or bad input. The command line prints its text and exits with code 2."""
+    """Wrong use or bad input. The command line prints its text and exits with code 2.
+
+    Several arguments are several lines. A line break within one comes from a name, and is spelled out when printed.
+    """
 
     exit_code = 2
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.args))
 
 
 class StoppedError(PatchloomError):

@@ -47,6 +47,17 @@ def test_a_pattern_selects() -> None:
     assert "cait_m24" not in text
 
 
+def test_the_table_begins_with_three_recommendations_and_names_published_weights() -> None:
+    lines = run("models").stdout.splitlines()
+    assert lines[0] == "recommended"
+    assert {line.split()[0] for line in lines[1:4]} <= set(patchloom.list_models())
+    assert lines[4] == ""
+    assert "recommended" not in run("models", "deit_*").stdout
+    assert "fb_in1k" in run("models", "deit_tiny").stdout
+    tags = {row["name"]: row["weights"] for row in rows()}
+    assert (tags["deit_tiny"], tags["deit_nano"]) == (["fb_in1k"], [])
+
+
 def test_the_table_needs_no_timm() -> None:
     code = "import sys; from patchloom.cli.models import model_rows; model_rows('*'); print('timm' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

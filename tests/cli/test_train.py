@@ -56,6 +56,7 @@ def run(folder: Path, tmp_path_factory) -> Path:
         (["finetune", "w", "digits", "--tau", "2", "--out", "x"], "--tau is for a --teacher"),
         (["finetune", "w", "digits", "--resolution", "32", "resolution=24", "--out", "x"], "which?"),
         (["evaluate", "nowhere", "digits", "--fusion", "softmax"], "--head both"),
+        (["evaluate", "nowhere", "digits", "--fusion", "x"], "Unknown value 'x' for --fusion"),
         (["evaluate", "nowhere", "digits", "--probe", "knn", "--head", "class"], "--head cannot be used with --probe"),
         (["evaluate", "--disagreement", "a", "b"], "--data DATA"),
         (["evaluate", "--disagreement", "a", "--data", "digits", "--resolution", "32"], "--resolution cannot"),

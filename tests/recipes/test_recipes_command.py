@@ -19,8 +19,12 @@ KEYS = {
 def test_the_list_has_a_line_a_recipe(capsys: pytest.CaptureFixture[str]) -> None:
     main(["recipes"])
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[1:]] == list_recipes()
-    (line,) = (line for line in lines if line.startswith("deit3_1k "))
+    recommended, rows = lines[1:4], lines[6:]
+    assert [line.split()[0] for line in rows] == list_recipes()
+    assert lines[0] == "recommended"
+    assert {line.split()[0] for line in recommended} <= set(list_recipes())
+    assert lines[4] == ""
+    (line,) = (line for line in rows if line.startswith("deit3_1k "))
     assert line.split()[1:6] == ["lamb", "0.003", "2048", "400", "bce"]
 
 

@@ -20,7 +20,7 @@ from patchloom import PatchloomError
 from patchloom.cli.main import main
 from patchloom.data.images import resize_and_crop
 from patchloom.data.sources import open_source
-from patchloom.tasks.compare import disagreement, disagreement_text, draw_disagreement
+from patchloom.tasks.compare import disagreement, disagreement_lines, draw_disagreement
 from patchloom.tasks.evaluate import open_items, scores
 from patchloom.tasks.probe import _knn, _linear, embeddings, probe
 from patchloom.tasks.teachers import open_teacher
@@ -56,8 +56,8 @@ def test_disagreement_with_the_truth_is_the_error_and_the_table_is_symmetric(
     one, other = (tokens[name].flatten().numpy() for name in ("class_token", "distill_token"))
     want = one @ other / np.linalg.norm(one) / np.linalg.norm(other)
     assert got["parameter_cosines"] == {str(models[0]): pytest.approx(float(want), abs=1e-5)}
-    assert f"cosine of their parameters alone: {want:.2f}" in disagreement_text(got)
-    assert "ground truth" in disagreement_text(got)
+    assert f"cosine of their parameters alone: {want:.2f}" in "\n".join(disagreement_lines(got))
+    assert "ground truth" in "\n".join(disagreement_lines(got))
     long = {**got, "names": ["a/long/path/" * 20 + name for name in got["names"]]}
     draw_disagreement(long, tmp_path / "d.png")
     with Image.open(tmp_path / "d.png") as picture:

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from patchloom.cli.output import print_json
+from patchloom.terminal import print_lines
 
 _SHOWN = 10  # pairs of duplicates, and classes, before the rest is counted
 
@@ -38,7 +39,7 @@ def show(options: argparse.Namespace) -> None:
 
     settings = parse_words(options.settings)
     sheet = write_sheet(options.data, options.recipe, options.out, options.model, options.labels, *settings)
-    print(f"The sheet is {sheet}")
+    print_lines(f"The sheet is {sheet}")
 
 
 def _add_check(parts: Any, shared: argparse.ArgumentParser) -> None:
@@ -61,23 +62,20 @@ def check(options: argparse.Namespace) -> None:
     from patchloom.data.sources import open_source  # torch is imported only here
 
     report = check_data(open_source(options.data, options.labels), _progress if sys.stderr.isatty() else None)
-    print_json(report) if options.json else print(_printable(_summary(report)))
+    print_json(report) if options.json else print_lines(*_summary(report))
 
 
 def _progress(done: int, total: int) -> None:
     print(f"\r{done} of {total} images", end="\n" if done == total else "", file=sys.stderr, flush=True)
 
 
-def _printable(text: str) -> str:
-    """Names of files may hold what the terminal cannot show."""
-    encoding = sys.stdout.encoding or "utf-8"
-    return text.encode(encoding, "backslashreplace").decode(encoding)
+def _summary(report: dict[str, Any]) -> list[str]:
+    from patchloom.data.check import ACROSS, pair_lines
+    from patchloom.data.sources import count
 
-
-def _summary(report: dict[str, Any]) -> str:
-    splits = ", ".join(f"{name} {count}" for name, count in report["splits"].items() if name != "all")
-    classes = _number(len(report["classes"]), "class", "classes")
-    lines = [f"{report['data']}: {_number(report['count'], 'image')} in {classes}"]
+    splits = ", ".join(f"{name} {number}" for name, number in report["splits"].items() if name != "all")
+    classes = count(len(report["classes"]), "class", "classes")
+    lines = [f"{report['data']}: {count(report['count'], 'image')} in {classes}"]
     lines += [f"  splits      {splits}"] if splits else []
     lines += [f"  classes     {_classes(report)}"]
     if report["count"]:
@@ -89,26 +87,19 @@ def _summary(report: dict[str, Any]) -> str:
             f"  imbalance   the largest class has {report['imbalance']:g} times the images of the smallest",
         ]
     lines += [f"  note        {note}" for note in report["notes"]]
-    lines += _pairs("equal images on both sides of the split", report["duplicates"])
-    lines += _pairs("equal images on one side of the split", report["duplicates_within"])
-    lines += _pairs("images that look almost the same", report["near_duplicates"])
+    pairs = {
+        ACROSS: "duplicates",
+        "equal images on one side of the split": "duplicates_within",
+        "images that look almost the same": "near_duplicates",
+    }
+    for what, name in pairs.items():
+        lines += pair_lines(what, report[name], "--json lists all")
     bad = report["unreadable"]
-    lines += [f"{_number(len(bad), 'file')} cannot be read:" if bad else "Every image can be read."]
-    return "\n".join([*lines, *(f"  {entry['path']}: {entry['reason']}" for entry in bad)])
+    lines += [f"{count(len(bad), 'file')} cannot be read:" if bad else "Every image can be read."]
+    return [*lines, *(f"  {entry['path']}: {entry['reason']}" for entry in bad)]
 
 
 def _classes(report: dict[str, Any]) -> str:
     ordered = sorted(report["classes"].items(), key=lambda pair: -pair[1])
     shown = ", ".join(f"{name} {count}" for name, count in ordered[:_SHOWN])
     return shown + (f", and {len(ordered) - _SHOWN} more" if len(ordered) > _SHOWN else "")
-
-
-def _pairs(what: str, pairs: list[list[str]]) -> list[str]:
-    if not pairs:
-        return []
-    more = [f"  and {len(pairs) - _SHOWN} more (--json lists all)"] if len(pairs) > _SHOWN else []
-    return [f"{_number(len(pairs), 'pair')} of {what}:", *(f"  {one}  {other}" for one, other in pairs[:_SHOWN]), *more]
-
-
-def _number(count: int, one: str, many: str | None = None) -> str:
-    return f"{count} {one if count == 1 else many or one + 's'}"

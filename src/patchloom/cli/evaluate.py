@@ -9,6 +9,7 @@ from typing import Any
 
 from patchloom.cli.output import print_json
 from patchloom.reading import read_json
+from patchloom.terminal import print_lines
 
 
 def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
@@ -135,7 +136,7 @@ def _run_disagreement(options: argparse.Namespace) -> None:
     from pathlib import Path
 
     from patchloom.errors import PatchloomError
-    from patchloom.tasks.compare import disagreement, disagreement_text, draw_disagreement
+    from patchloom.tasks.compare import disagreement, disagreement_lines, draw_disagreement
     from patchloom.training.console import Console
 
     if options.shown is None or options.model is not None:
@@ -152,7 +153,7 @@ def _run_disagreement(options: argparse.Namespace) -> None:
     )
     if options.figure:
         draw_disagreement(result, Path(options.figure))
-    print_json(result) if options.json else print(disagreement_text(result))
+    print_json(result) if options.json else print_lines(*disagreement_lines(result))
 
 
 def _refuse(options: argparse.Namespace, what: str, names: Sequence[str]) -> None:
@@ -196,10 +197,11 @@ def _run_probe(options: argparse.Namespace) -> None:
 
 def _run_scores(options: argparse.Namespace) -> None:
     from patchloom.tasks.evaluate import real_accuracy, scores
+    from patchloom.training.evaluation import interval_text
 
     _refuse(options, "one evaluation: it draws a sweep or --disagreement", ("figure",))
     given = _score_options(options)
-    real = read_json(options.real) if options.real else None
+    real = _read_real(options)
     result = scores(options.model, options.data, **given)
     summary = result.summary()
     if real is not None:
@@ -207,12 +209,12 @@ def _run_scores(options: argparse.Namespace) -> None:
     if options.json:
         print_json({**summary, "confusion": result.confusion().tolist()})
         return
-    print(f"{summary['count']} images: top-1 {summary['top1']:.2%}, top-5 {summary['top5']:.2%}")
+    print(f"top-1 {interval_text(summary)}, top-5 {summary['top5']:.2%}")
     print(f"cross-entropy {summary['loss']:.4f}, calibration error {summary['ece']:.2%}")
     if "real_top1" in summary:
         print(f"ReaL {summary['real_top1']:.2%} of {summary['real_count']}")
     for name, row in sorted(summary["per_class"].items(), key=lambda pair: pair[1]["top1"]):
-        print(f"  {name:24} {row['top1']:8.2%} of {row['count']}")
+        print_lines(f"  {name:24} {row['top1']:8.2%} of {row['count']}")
 
 
 def _score_options(options: argparse.Namespace) -> dict[str, Any]:
@@ -220,8 +222,7 @@ def _score_options(options: argparse.Namespace) -> dict[str, Any]:
     from patchloom.training.console import Console
 
     _refuse(options, "one model", ("shown",))
-    if options.head != "both":
-        _refuse(options, f"--head {options.head or '(not given)'}: both heads are fused with --head both", ("fusion",))
+    _check_fusion(options)
     return {
         "labels": options.labels,
         "split": options.split,
@@ -240,6 +241,19 @@ def _score_options(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def _check_fusion(options: argparse.Namespace) -> None:
+    from patchloom.errors import PatchloomError, did_you_mean
+    from patchloom.training.evaluation import FUSIONS
+
+    if options.fusion is not None and options.fusion not in FUSIONS:
+        raise PatchloomError(
+            f"Unknown value {options.fusion!r} for --fusion. Choose from: {', '.join(FUSIONS)}."
+            f"{did_you_mean(options.fusion, FUSIONS)}"
+        )
+    if options.fusion is not None and options.head != "both":
+        raise PatchloomError("--fusion combines the two heads of a distilled model: give --head both with it.")
+
+
 def _run_sweep(options: argparse.Namespace, setting: str) -> None:
     from pathlib import Path
 
@@ -250,11 +264,29 @@ def _run_sweep(options: argparse.Namespace, setting: str) -> None:
         check_figure_path(Path(options.figure))
     given = _score_options(options)
     values = given.pop(setting)
-    real = read_json(options.real) if options.real else None
+    real = _read_real(options)
     rows = sweep(options.model, options.data, setting, values, real=real, **given)
     if options.figure:
         draw_sweep(rows, Path(options.figure))
     print_json({"sweep": rows}) if options.json else print(sweep_text(rows))
+
+
+def _read_real(options: argparse.Namespace) -> Any:
+    """The labels of --real, checked before the first image is read."""
+    from patchloom.errors import PatchloomError
+
+    if options.real is None:
+        return None
+    labels = read_json(options.real)
+    if not isinstance(labels, list) or not labels or not all(isinstance(several, list) for several in labels):
+        found = (
+            "an empty list" if labels == [] else f"{type(labels).__name__}" if not isinstance(labels, list) else None
+        )
+        raise PatchloomError(
+            f"--real {options.real} holds {found or 'entries that are not lists'}. ReaL labels are a JSON list with "
+            "one list of class indices per image of ImageNet's validation set."
+        )
+    return labels
 
 
 def run_predict(options: argparse.Namespace) -> None:
@@ -267,6 +299,6 @@ def run_predict(options: argparse.Namespace) -> None:
     for row in () if options.json else rows:
         classes = ", ".join(f"{p['class']} {p['probability']:.1%}" for p in row.get("predictions", ()))
         note = f" ({row['note']})" if "note" in row else ""
-        print(f"{row['path']}: {row.get('error') or classes}{note}")
+        print_lines(f"{row['path']}: {row.get('error') or classes}{note}")
     if all("error" in row for row in rows):
         raise PatchloomError("No image could be classified; the reasons are given above.")

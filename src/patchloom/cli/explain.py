@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from patchloom.cli.output import out_folder, print_json
+from patchloom.terminal import print_lines
 
 
 def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
@@ -72,7 +73,7 @@ def _run_models(options: argparse.Namespace) -> None:
         print_json(found)
         return
     for path in written:
-        print(path)
+        print_lines(str(path))
 
 
 def _run_pictures(options: argparse.Namespace) -> None:
@@ -105,7 +106,7 @@ def _run_pictures(options: argparse.Namespace) -> None:
     bad = [row for row in rows if "error" in row]
     if bad:
         for row in bad if options.json else ():
-            print(f"patchloom: {row['error']}", file=sys.stderr)
+            print_lines(f"patchloom: {row['error']}", file=sys.stderr)
         raise PatchloomError(f"{len(bad)} of {len(rows)} images could not be explained.")
 
 
@@ -146,11 +147,11 @@ def _say(row: dict[str, Any]) -> None:
     from patchloom.explaining.figures import SHOWN
 
     if "error" in row:
-        print(f"patchloom: {row['error']}", file=sys.stderr)
+        print_lines(f"patchloom: {row['error']}", file=sys.stderr)
         return
     likely = [one for one in row["predictions"] if one["probability"] > SHOWN] or row["predictions"][:1]
     classes = ", ".join(f"{one['class']} {one['probability']:.1%}" for one in likely)  # all above 10 % (CaiT D.2)
-    print(f"{row['path']}: {classes} -> {row['figure']}")
+    print_lines(f"{row['path']}: {classes} -> {row['figure']}")
     for name, figures in row["faithfulness"].items():
         chance = figures["random"]["deletion"]
         print(

@@ -1,5 +1,4 @@
-"""The command line: parse, call, print. Exit codes: 0 done, 2 wrong use or bad input, 3 stopped
-by a signal with everything saved, 1 anything else."""
+"""The command line: parse, call, print. `patchloom.errors.EXIT_CODES` lists the exit codes."""
 
 from __future__ import annotations
 
@@ -10,18 +9,21 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import NoReturn
 
 from patchloom import __version__, drafts
-from patchloom.cli import bench, data, evaluate, explain, export, models, recipes, serve, train
+from patchloom.cli import bench, data, evaluate, explain, export, models, recipes, runs, serve, train
 from patchloom.cli.output import speaks
-from patchloom.errors import InterruptedWork, PatchloomError
+from patchloom.errors import EXIT_CODES, InterruptedWork, PatchloomError
+from patchloom.terminal import print_lines, printable
 
-_COMMANDS = (models, recipes, train, evaluate, explain, export, serve, data, bench)
+_COMMANDS = (models, recipes, train, runs, evaluate, explain, export, serve, data, bench)
 
 
 def main(words: Sequence[str] | None = None) -> None:
     parser = _parser()
     options, rest = parser.parse_known_args(words)
+    options.words = list(sys.argv[1:] if words is None else words)
     options.settings = [word for word in rest if _is_setting(word)] if hasattr(options, "settings") else []
     if unknown := [word for word in rest if word not in options.settings]:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -33,13 +35,14 @@ def main(words: Sequence[str] | None = None) -> None:
         if options.debug:
             raise
         if speaks() or not isinstance(error, InterruptedWork):
-            print(f"patchloom: {error}", file=sys.stderr)
+            first, *more = map(str, error.args)
+            print_lines(f"patchloom: {first}", *more, file=sys.stderr)
         sys.exit(error.exit_code)
     except BrokenPipeError:  # the reader of our output went away, as in `patchloom models | head`
         sys.stderr.close()
         sys.exit(1)
     except OSError as error:  # a full disk behind our output, and the like
-        print(f"patchloom: {error}", file=sys.stderr)
+        print_lines(f"patchloom: {error}", file=sys.stderr)
         sys.exit(1)
     except (MemoryError, RuntimeError) as error:
         if options.debug or not _out_of_memory(error):
@@ -80,14 +83,24 @@ def _ended_by_signals() -> Iterator[None]:
             signal.signal(which, handler)
 
 
+class _Parser(argparse.ArgumentParser):
+    """What was wrong is shown without obeying what stands in it."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(printable(message))
+
+
 def _is_setting(word: str) -> bool:
     """key=value, which may stand anywhere among the options of a command that takes settings."""
     return "=" in word and not word.startswith("-")
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="patchloom", description="Patch-based vision models, faithful to their papers."
+    parser = _Parser(
+        prog="patchloom",
+        description="Patch-based vision models, faithful to their papers.",
+        epilog="\n".join(["exit codes:", *(f"  {code}  {meaning}" for code, meaning in EXIT_CODES.items())]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"patchloom {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)

@@ -5,8 +5,14 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from patchloom.cli.output import print_json
+from patchloom.cli.output import print_json, table
+from patchloom.terminal import print_lines
 
+_RECOMMENDED = (
+    ("deit_small", "fine-tune on your photos: `patchloom finetune deit_small.fb_in1k DATA`"),
+    ("deit_tiny", "the same, three times faster on a CPU: `patchloom finetune deit_tiny.fb_in1k DATA`"),
+    ("deit_nano", "train from scratch on images of up to 64 pixels: `patchloom train DATA`"),
+)
 LARGER = 384  # the papers' second resolution
 
 
@@ -19,13 +25,19 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     rows = model_rows(options.pattern)
-    print_json(rows) if options.json else print(_table(rows))
+    if options.json:
+        print_json(rows)
+        return
+    recommended = [*table([("recommended", ""), *_RECOMMENDED]), ""] if options.pattern == "*" else []
+    print_lines(*recommended, *_table(rows))
 
 
 def model_rows(pattern: str) -> list[dict[str, Any]]:
-    """One row a model: cost at its own resolution, and at 384 pixels where its patch divides them."""
+    """One row per model: cost at its own resolution, and at 384 pixels where its patch divides them; `weights` are the
+    tags of its published weights, which `load` and `finetune` take as NAME.TAG."""
     from patchloom.models.complexity import complexity
     from patchloom.models.registry import Entry, Paper, entries, find_config  # torch is imported only here
+    from patchloom.weights.catalogue import PUBLISHED
 
     rows = []
     found = entries(pattern)
@@ -41,6 +53,7 @@ def model_rows(pattern: str) -> list[dict[str, Any]]:
             "macs": cost.macs,
             "activations": cost.activations,
             "resolution": config.img_size[0],
+            "weights": list(PUBLISHED.get(config.name, ())),
             "source": entry.paper.source,
         }
         if LARGER % config.patch_size == 0:
@@ -50,14 +63,10 @@ def model_rows(pattern: str) -> list[dict[str, Any]]:
     return rows
 
 
-def _table(rows: list[dict[str, Any]]) -> str:
-    head = ("model", "params", "pixels", "MACs", "activations", "MACs at 384", "activations", "source")
-    lines = [head, *(_cells(row) for row in rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(head) - 1)]
-    return "\n".join(
-        "  ".join([line[0].ljust(widths[0]), *(line[i].rjust(widths[i]) for i in range(1, len(widths))), line[-1]])
-        for line in lines
-    )
+def _table(rows: list[dict[str, Any]]) -> list[str]:
+    numbers = ("params", "pixels", "MACs", "activations", "MACs at 384", "activations")
+    head = ("model", *numbers, "published weights", "source")
+    return table([head, *(_cells(row) for row in rows)], right=range(1, 1 + len(numbers)))
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
@@ -70,5 +79,6 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         str(row["resolution"]),
         *cost(row),
         *cost(row.get("at_384")),
+        ", ".join(row["weights"]) or "-",
         row["source"],
     )

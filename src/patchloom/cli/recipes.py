@@ -6,10 +6,16 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from patchloom.cli.output import print_json
+from patchloom.cli.output import print_json, table
 
 if TYPE_CHECKING:
     from patchloom.recipes.recipe import Recipe
+
+_RECOMMENDED = (
+    ("new_classes", "fine-tune published weights on your own photos; the default of `patchloom finetune`"),
+    ("deit@small", "train from scratch on up to some thousand images, also on a CPU"),
+    ("deit3_1k", "train from scratch on a million images, with GPUs"),
+)
 
 
 def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
@@ -36,7 +42,7 @@ def run(options: argparse.Namespace) -> None:
 def _list(recipes: Sequence[Recipe]) -> str:
     head = ("recipe", "optimizer", "lr", "batch", "epochs", "loss", "what it trains")
     rows = [(r.name, r.optimizer, f"{r.lr:g}", str(r.batch_size), str(r.epochs), r.loss, r.summary) for r in recipes]
-    return _table([head, *rows])
+    return "\n".join([*table([("recommended", ""), *_RECOMMENDED]), "", *table([head, *rows])])
 
 
 def _one(recipe: Recipe) -> str:
@@ -44,7 +50,7 @@ def _one(recipe: Recipe) -> str:
     sources = values.pop("sources")
     title = f"{values.pop('name')}: {values.pop('summary')}"
     rows = [(name, _text(value), sources.get(name, "")) for name, value in values.items()]
-    return f"{title}\n\n{_table([('field', 'value', 'source'), *rows])}"
+    return "\n".join([title, "", *table([("field", "value", "source"), *rows])])
 
 
 def _text(value: Any) -> str:
@@ -53,11 +59,3 @@ def _text(value: Any) -> str:
     if isinstance(value, tuple | list):
         return " ".join(map(_text, value)) or "-"
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
-    return "\n".join(
-        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
-        for row in rows
-    )

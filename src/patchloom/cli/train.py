@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import os
+import shlex
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from patchloom.cli.output import print_json, speaks
+from patchloom.terminal import print_lines, printable
 
 
 def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
     run = _run_options()
-    model = argparse.ArgumentParser(add_help=False)
-    model.add_argument("--model", required=True, help="a name of `patchloom models`")
-    model.add_argument("--recipe", required=True, help="a name of `patchloom recipes`, such as deit@small")
     teaching = _teaching_options()
 
     parser = commands.add_parser(
         "train",
-        parents=[shared, model, run],
+        parents=[shared, _model_options(required=False), run],
         help="train a model on your images",
-        usage="patchloom train DATA --model M --recipe R --out RUN [key=value ...]",
-        description="Train a model on your images. Settings are key=value: any field of a recipe (epochs=10), and "
-        "options of the model (model.depth=6); img_size is the resolution.",
+        usage="patchloom train DATA [--model M] [--recipe R] [--out RUN] [key=value ...]",
+        description="Train a model on your images. Model and recipe are chosen from the data where they are not given, "
+        "and the command that repeats the choice is printed. Settings are key=value: any field of a recipe "
+        "(epochs=10), and options of the model (model.depth=6); img_size is the resolution.",
     )
     parser.add_argument("data", metavar="DATA", help="class folders, a CSV manifest, 'digits', ...")
     parser.add_argument(
@@ -38,9 +40,9 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
 
     parser = commands.add_parser(
         "distill",
-        parents=[shared, model, teaching, run],
+        parents=[shared, _model_options(required=True), teaching, run],
         help="train a model on your images and on what a teacher says of them",
-        usage="patchloom distill TEACHER DATA --model M --recipe R [--how hard|soft|token] --out RUN [key=value ...]",
+        usage="patchloom distill TEACHER DATA --model M --recipe R [--how hard|soft|token] [--out RUN] [key=value ...]",
     )
     parser.add_argument("first_teacher", metavar="TEACHER", help="a run, weights, timm:NAME[:FILE], an .onnx file")
     parser.add_argument("data", metavar="DATA", help="class folders, a CSV manifest, 'digits', ...")
@@ -50,7 +52,7 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
         "finetune",
         parents=[shared, teaching, run],
         help="go on from trained weights: another resolution, other classes",
-        usage="patchloom finetune FROM DATA [--resolution R] [--tune WHAT] --out RUN [key=value ...]",
+        usage="patchloom finetune FROM DATA [--resolution R] [--tune WHAT] [--out RUN] [key=value ...]",
         description="Go on from trained weights. Settings are key=value, as for train; model.heads=3 says what a bare "
         "file of weights does not, mean= and std= its normalisation, model.head=mlp asks for Grafit's head.",
     )
@@ -74,9 +76,19 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run_resume)
 
 
+def _model_options(required: bool) -> argparse.ArgumentParser:
+    options = argparse.ArgumentParser(add_help=False)
+    default = "" if required else " (default: chosen from the data)"
+    options.add_argument("--model", required=required, help=f"a name of `patchloom models`{default}")
+    options.add_argument(
+        "--recipe", required=required, help=f"a name of `patchloom recipes`, such as deit@small{default}"
+    )
+    return options
+
+
 def _run_options() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(add_help=False)
-    options.add_argument("--out", required=True, help="the run folder")
+    options.add_argument("--out", metavar="RUN", help="the run folder (default: a new one, runs/NAME of the data)")
     options.add_argument("--labels", help="the label column of a CSV manifest")
     options.add_argument("--train-split", metavar="SPLIT", help="train on this split, or several: train+val")
     options.add_argument("--test-split", metavar="SPLIT", help="hold out this split; default: val, or else test")
@@ -108,21 +120,62 @@ def _teaching_options() -> argparse.ArgumentParser:
 def run_train(options: argparse.Namespace) -> None:
     from patchloom.tasks import stages
     from patchloom.tasks.carry_out import carry_out
-    from patchloom.tasks.plan import measure_plan, plan_text
+    from patchloom.tasks.plan import measure_plan
     from patchloom.training.processes import leave_processes
 
-    finish = _finish(options)
-    job, console = _job(options), _console(options)
+    finish, console = _finish(options), _console(options)
+    chosen = _choose(options)
+    job = _job(options)
     if options.plan:
+        console.say(*chosen)
         plan = measure_plan(job, console, options.strict)
         plans = [plan, *([measure_plan(finish.plan(job), console, options.strict)] if finish else [])]
         leave_processes()
         if speaks():
-            print_json({**plan, "stages": plans}) if options.json else print(*map(plan_text, plans), sep="\n")
+            print_json({**plan, "stages": plans}) if options.json else print_lines(*_plan_lines(plans))
         return
     common = {"strict": options.strict, "log": options.log, "console": console}
-    run = stages.carry_out(job, finish, options.out, **common) if finish else carry_out(job, options.out, **common)
-    _print_last(options, run)
+    with _out(options) as out:
+        console.say(*chosen, *([] if out == options.out else [f"The run folder is {out}."]))
+        run = stages.carry_out(job, finish, out, **common) if finish else carry_out(job, out, **common)
+    _print_last(options, run, console)
+
+
+def _plan_lines(plans: list[dict[str, Any]]) -> list[str]:
+    from patchloom.tasks.plan import plan_text
+
+    return [line for plan in plans for line in plan_text({**plan, "data": printable(plan["data"])}).split("\n")]
+
+
+def _choose(options: argparse.Namespace) -> list[str]:
+    """Choose the model and the recipe that are not given, and say so with the command that repeats the choice."""
+    from patchloom.tasks.choose import choose
+
+    if hasattr(options, "start") or (options.model and options.recipe):
+        return []
+    choice = choose(options.data, options.labels, options.model, options.recipe)
+    added = [name for name in ("model", "recipe") if getattr(options, name) is None]
+    words = [word for name in added for word in (f"--{name}", getattr(choice, name))]
+    named = {word.partition("=")[0] for word in options.settings}
+    settings = [word for word in choice.settings if word.partition("=")[0] not in named]
+    options.model, options.recipe = choice.model, choice.recipe
+    options.settings = [*options.settings, *settings]
+    return [
+        f"Chosen: {choice.model} with the recipe {choice.recipe}, for {choice.reason}. The same again:",
+        f"  {shlex.join(['patchloom', *options.words, *words, *settings])}",
+    ]
+
+
+def _out(options: argparse.Namespace) -> AbstractContextManager[Any]:
+    """The run folder: that of --out, or a new one."""
+    from patchloom.errors import PatchloomError
+    from patchloom.tasks.choose import free_folder
+
+    if options.out is not None:
+        return nullcontext(options.out)
+    if "RANK" in os.environ:
+        raise PatchloomError("Several processes need --out RUN: they share one folder, also after a restart.")
+    return free_folder(options.data)
 
 
 def _finish(options: argparse.Namespace) -> Any:
@@ -200,19 +253,23 @@ def run_resume(options: argparse.Namespace) -> None:
     more = getattr(options, "epochs", 0)
     if more < 0 or (hasattr(options, "epochs") and more == 0):
         raise PatchloomError(f"extend adds at least one epoch, not {more}.")
-    _print_last(options, resume(options.run_folder, _console(options), more))
+    console = _console(options)
+    _print_last(options, resume(options.run_folder, console, more), console)
 
 
 def _console(options: argparse.Namespace) -> Any:
     from patchloom.training.console import Console
 
-    return Console(sys.stderr if options.json else sys.stdout)
+    return Console(sys.stderr if options.json else sys.stdout, quiet=not speaks())
 
 
-def _print_last(options: argparse.Namespace, run: Any) -> None:
+def _print_last(options: argparse.Namespace, run: Any, console: Any) -> None:
+    from patchloom.training.evaluation import interval_text
     from patchloom.training.processes import leave_processes
 
     leave_processes()
     records = [row for row in run.records() if row.get("event") == "epoch"]
     if options.json and speaks():
         print_json(records[-1] if records else None)
+    if records and "top1_interval" in records[-1]:
+        console.say(f"Top-1 on held-out images: {interval_text(records[-1])}.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -14,10 +13,12 @@ import numpy as np
 from PIL import Image
 
 from patchloom.data.decoding import decode, open_header
-from patchloom.data.scan import Progress, in_threads, reason_of, scaled_notes
-from patchloom.data.sources import Item, Source, split_source
+from patchloom.data.scan import Progress, in_threads, pixel_digest, reason_of, scaled_notes
+from patchloom.data.sources import Item, Source, count, split_source
 from patchloom.errors import PatchloomError
 
+SHOWN = 10  # pairs of duplicates before the rest is counted
+ACROSS = "equal images on both sides of the split"
 _NEAR = 2  # bits of 64 in which the hashes of near duplicates may differ
 _PARTS = ((0, 22), (22, 21), (43, 21))  # start and width; hashes that differ in two bits agree in one of three parts
 _MANY = 1000  # hashes that share a part, from which on not all are compared with all
@@ -46,7 +47,8 @@ def check_data(source: Source, progress: Progress | None = None, workers: int = 
     counts = Counter(fact.label for fact in facts)
     per_class = {name: counts[label] for label, name in enumerate(source.class_names)}
     filled = [count for count in per_class.values() if count]
-    across, within = _duplicates(facts, _sides(source))
+    sides = _sides(source)
+    across, within = duplicates((fact.key, sides[fact.split, fact.key], fact.pixels) for fact in facts)
     return {
         "data": source.where,
         "count": len(facts),
@@ -86,8 +88,7 @@ def _look(source: Source, item: Item) -> tuple[int, int, str, bytes, int, str | 
     data = source.data(item)
     image = source.read(item) if data is None else decode(data, item.key)
     mode = image.mode if data is None else open_header(data).mode
-    pixels = hashlib.sha256(repr(image.size).encode() + image.tobytes()).digest()
-    return image.width, image.height, mode, pixels, difference_hash(image), image.info.get("note")
+    return image.width, image.height, mode, pixel_digest(image), difference_hash(image), image.info.get("note")
 
 
 def difference_hash(image: Image.Image) -> int:
@@ -111,21 +112,29 @@ def _sides(source: Source) -> dict[tuple[str, str], str]:
     return sides
 
 
-def _duplicates(facts: list[_Facts], sides: dict[tuple[str, str], str]) -> tuple[list[list[str]], list[list[str]]]:
-    """Pairs of equal pixels across the sides of a split, and within one; each image beside the first one like it."""
-    groups: dict[bytes, list[_Facts]] = defaultdict(list)
-    for fact in facts:
-        groups[fact.pixels].append(fact)
+def duplicates(images: Iterable[tuple[str, str, bytes]]) -> tuple[list[list[str]], list[list[str]]]:
+    """Pairs of equal pixels across the sides of a split, and within one; each image beside the first one like it.
+    `images` are keys, sides and digests of pixels."""
+    groups: dict[bytes, list[tuple[str, str]]] = defaultdict(list)
+    for key, side, pixels in images:
+        groups[pixels].append((key, side))
     across, within = [], []
     for group in groups.values():
         firsts: dict[str, str] = {}
-        for fact in group:
-            side = sides[fact.split, fact.key]
-            across += [[first, fact.key] for other, first in firsts.items() if other != side]
+        for key, side in group:
+            across += [[first, key] for other, first in firsts.items() if other != side]
             if side in firsts:
-                within.append([firsts[side], fact.key])
-            firsts.setdefault(side, fact.key)
+                within.append([firsts[side], key])
+            firsts.setdefault(side, key)
     return sorted(across), sorted(within)
+
+
+def pair_lines(what: str, pairs: list[list[str]], all_of_them: str) -> list[str]:
+    """Some pairs of images for people; `all_of_them` says where the others are."""
+    if not pairs:
+        return []
+    more = [f"  and {len(pairs) - SHOWN} more ({all_of_them})"] if len(pairs) > SHOWN else []
+    return [f"{count(len(pairs), 'pair')} of {what}:", *(f"  {one}  {other}" for one, other in pairs[:SHOWN]), *more]
 
 
 def near_duplicates(looks: Iterable[tuple[str, int, bytes]]) -> list[list[str]]:

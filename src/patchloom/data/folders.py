@@ -9,7 +9,6 @@ from pathlib import Path
 
 from patchloom.data.decoding import EXTENSIONS, unreadable_extensions
 from patchloom.data.sources import (
-    LAYOUTS,
     SPLIT_NAMES,
     FileSource,
     Item,
@@ -124,7 +123,7 @@ def open_folder(where: str, root: Path) -> Source:
     walks = {split: _walk(root, folder) for split, folder in (split_folders or {"all": root}).items()}
     if not any(files for walk in walks.values() for files in walk.files.values()):
         skipped = [note for walk in walks.values() for note in walk.skipped()]
-        raise PatchloomError("\n".join([_nothing_found(where, root), *skipped]))
+        raise PatchloomError(_nothing_found(where, root), *LAYOUTS, *skipped)
     class_names = _class_names(walks, notes)
     found = {split: [(key, name) for name, keys in walk.files.items() for key in keys] for split, walk in walks.items()}
     splits = label_by_name(where, class_names, found)
@@ -191,7 +190,7 @@ def _nothing_found(where: str, root: Path) -> str:
         hint = f" For tar shards, say wds:{where}."
     elif {"dataset_dict.json", "dataset_info.json"} & set(names):
         hint = f" For a Hugging Face data set, say hf:{where}."
-    return f"{found}.{hint}\n{LAYOUTS}"
+    return f"{found}.{hint}"
 
 
 def _filled(splits: dict[str, list[Item]], notes: list[str]) -> dict[str, list[Item]]:

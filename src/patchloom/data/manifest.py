@@ -23,7 +23,7 @@ from patchloom.errors import PatchloomError, did_you_mean
 
 def open_manifest(where: str, path: Path, labels: str | None) -> Source:
     if path.suffix.lower() != ".csv":
-        raise PatchloomError(f"{where} is a file, but no CSV manifest (FILE.csv).\n{LAYOUTS}")
+        raise PatchloomError(f"{where} is a file, but no CSV manifest (FILE.csv).", *LAYOUTS)
     rows, header = _read_rows(where, path)
     column = label_column(where, [name for name in header if name not in ("path", "split")], labels)
     found: dict[str, list[tuple[str, str]]] = defaultdict(list)
@@ -76,7 +76,7 @@ def _read_rows(where: str, path: Path) -> tuple[list[tuple[int, dict[str, str]]]
 def _check_header_row(where: str, header: list[str]) -> None:
     if "path" not in header:
         columns = ", ".join(header)[:200] or "none"
-        raise PatchloomError(f"{where} has no column `path` in its first line; columns: {columns}.\n{LAYOUTS}")
+        raise PatchloomError(f"{where} has no column `path` in its first line; columns: {columns}.", *LAYOUTS)
     twice = [name for name, count in Counter(header).items() if count > 1]
     if twice:
         raise PatchloomError(f"{where} has the column {twice[0]!r} more than once.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,22 +16,31 @@ from patchloom.errors import PatchloomError
 
 Progress = Callable[[int, int], None]
 _Result = TypeVar("_Result")
+_GLANCE = 64  # pixels a side
 _BATCH = 256  # images handed to the threads at a time: a million waiting tasks would take gigabytes
 
 
 def find_unreadable(
-    source: Source, items: Iterable[Item], progress: Progress | None = None, workers: int = 2
+    source: Source,
+    items: Iterable[Item],
+    progress: Progress | None = None,
+    workers: int = 2,
+    glances: dict[str, bytes] | None = None,
 ) -> dict[str, str]:
     """The keys that cannot be decoded, each with the true reason. Every image is decoded fully, in threads.
 
-    Images whose values were scaled to 8 bits by a choice of ours are counted in the notes of the source.
+    Images whose values were scaled to 8 bits by a choice of ours are counted in the notes of the source. `glances`
+    receives the `glance` of every other key.
     """
     scaled: list[str] = []
 
     def look(item: Item) -> str | None:
         try:
-            if note := source.read(item).info.get("note"):
+            image = source.read(item)
+            if note := image.info.get("note"):
                 scaled.append(f"{item.key}: {note}")
+            if glances is not None:
+                glances[item.key] = glance(image)
         except PatchloomError as error:
             return reason_of(error)
         return None
@@ -45,6 +55,18 @@ def scaled_notes(scaled: list[str]) -> list[str]:
     if not scaled:
         return []
     return [f"{count(len(scaled), 'image')} with float or 32-bit values: {some(sorted(scaled), 3)}"]
+
+
+def pixel_digest(image: Image.Image) -> bytes:
+    """The same for images of equal size and pixels, however they were encoded."""
+    digest = hashlib.sha256(repr(image.size).encode())
+    digest.update(image.tobytes())
+    return digest.digest()
+
+
+def glance(image: Image.Image) -> bytes:
+    """A digest of some pixels, in no time: the same for equal images, and perhaps for others."""
+    return pixel_digest(image.resize((_GLANCE, _GLANCE), Image.Resampling.NEAREST))
 
 
 def reason_of(error: Exception) -> str:

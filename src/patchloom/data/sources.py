@@ -33,7 +33,7 @@ LAYOUTS = """Data can be
   FOLDER/train/CLASS/image.jpg    with val (or valid, validation) and test beside train
   FILE.csv                        a column `path`, a column of labels, perhaps a column `split`
   digits                          scikit-learn's handwritten digits
-  torchvision:NAME:FOLDER, wds:SHARDS, hf:FOLDER"""
+  torchvision:NAME:FOLDER, wds:SHARDS, hf:FOLDER""".splitlines()
 
 _FIFTH = 5
 
@@ -163,7 +163,7 @@ def open_source(where: str | PathLike[str], labels: str | None = None) -> Source
     name = os.fspath(where)
     if not name or "\0" in name:
         what = "a name with a NUL byte" if name else "an empty name"
-        raise PatchloomError(f"There is no data with {what}.\n{LAYOUTS}")
+        raise PatchloomError(f"There is no data with {what}.", *LAYOUTS)
     if isinstance(where, str):
         if name == "digits":
             _refuse_labels(name, labels)
@@ -184,8 +184,8 @@ def open_source(where: str | PathLike[str], labels: str | None = None) -> Source
 
         return open_manifest(name, path, labels)
     if path.exists():
-        raise PatchloomError(f"{name} is neither a folder nor a regular file.\n{LAYOUTS}")
-    raise PatchloomError(f"{name} does not exist.{_near(path)}\n{LAYOUTS}")
+        raise PatchloomError(f"{name} is neither a folder nor a regular file.", *LAYOUTS)
+    raise PatchloomError(f"{name} does not exist.{_near(path)}", *LAYOUTS)
 
 
 def _bytes_of(text: str) -> bytes:

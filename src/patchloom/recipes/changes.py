@@ -15,6 +15,7 @@ from patchloom.recipes.recipe import Recipe
 from patchloom.recipes.registry import on_change
 
 _ALIASES = {"img_size": "resolution"}
+_SET = "set for this run"
 
 
 def parse_words(words: Iterable[str], extra: Collection[str] = ()) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -44,6 +45,11 @@ def parse_words(words: Iterable[str], extra: Collection[str] = ()) -> tuple[dict
     return changes, options
 
 
+def is_set_for_run(source: str) -> bool:
+    """Whether the source of a value says that the user gave it."""
+    return source.startswith(_SET)
+
+
 def apply_changes(recipe: Recipe, changes: Mapping[str, Any], model: Config | None = None) -> tuple[Recipe, list[str]]:
     """The recipe with changes, and sentences on what follows from them.
 
@@ -53,7 +59,7 @@ def apply_changes(recipe: Recipe, changes: Mapping[str, Any], model: Config | No
     """
     named = {_ALIASES.get(key, key): value for key, value in changes.items()}
     changed, notes = recipe.replace(**named), []
-    said = {name: f"set for this run; {recipe.name} has {getattr(recipe, name)}" for name in named}
+    said = {name: f"{_SET}; {recipe.name} has {getattr(recipe, name)}" for name in named}
     changed = dataclasses.replace(changed, sources={**recipe.sources, **said})
     for name, (value, source) in _consequences(recipe, changed, model).items():
         if name not in named and value != getattr(changed, name):

@@ -92,7 +92,7 @@ _FINETUNING = {
     "deit": "deit_finetune", "deit3": "deit3_finetune", "vit": "deit3_finetune", "cait": "cait_finetune",
     "resmlp": "resmlp_finetune", "patchconvnet": "patchconvnet_finetune", "convnet": "patchconvnet_finetune",
 }  # fmt: skip
-_FEW_IMAGES = 20_000
+FEW_IMAGES = 20_000
 
 
 def list_recipes() -> list[str]:
@@ -126,4 +126,4 @@ def finetuning_recipe(family: str, same_classes: bool, images: int, per_class: b
     if not same_classes:
         return NEW_CLASSES.name
     paper = "patchconvnet_per_class" if per_class else _FINETUNING.get(family, DEIT_FINETUNE.name)
-    return paper + SUFFIX if images < _FEW_IMAGES else paper
+    return paper + SUFFIX if images < FEW_IMAGES else paper

@@ -21,6 +21,7 @@ from patchloom.tasks.job import Job, Start
 from patchloom.tasks.prepare import make_task, open_data, source_of
 from patchloom.training.checkpoints import read_checkpoint
 from patchloom.training.console import Console
+from patchloom.training.failures import noted_failure
 from patchloom.training.loop import Loop
 from patchloom.training.mirrors import check_log, open_mirrors
 from patchloom.training.processes import join_processes, restarted
@@ -138,7 +139,7 @@ def check_free(place: str | PathLike[str]) -> None:
 def _go_on(run: Run, job: Job, task: Classify, loop: Loop) -> Run:
     """From the last checkpoint, where there is one, to the report."""
     processes = loop.processes
-    with run.locked() if processes.first else nullcontext():
+    with run.locked() if processes.first else nullcontext(), noted_failure(run.folder, processes.first):
         _restore(run, loop)
         if processes.first:
             run.renew()

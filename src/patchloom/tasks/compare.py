@@ -86,7 +86,7 @@ def _cosines(network: Any, source: Any, items: Sequence[Any]) -> list[float]:
     return token_cosines(network, normalise(torch.from_numpy(np.stack(pictures)).to(device), how.mean, how.std))
 
 
-def disagreement_text(result: dict[str, Any]) -> str:
+def disagreement_lines(result: dict[str, Any]) -> list[str]:
     """The table for people, in percent."""
     names = [f"{i} {name}" for i, name in enumerate(result["names"])]
     width = max(map(len, names))
@@ -96,7 +96,7 @@ def disagreement_text(result: dict[str, Any]) -> str:
     for name, values in result["cosines"].items():
         lines.append(f"cosine of the two tokens of {name}: " + " ".join(f"{value:.2f}" for value in values))
         lines.append(f"cosine of their parameters alone: {result['parameter_cosines'][name]:.2f}")
-    return "\n".join(lines)
+    return lines
 
 
 def draw_disagreement(result: dict[str, Any], path: Path) -> None:

@@ -29,7 +29,7 @@ from patchloom.tasks.classes import match_names
 from patchloom.tasks.prepare import report_skipped
 from patchloom.tasks.teachers import ForeignNetwork, is_foreign, open_teacher
 from patchloom.training.console import Console
-from patchloom.training.evaluation import Scores, head_answer, score
+from patchloom.training.evaluation import Scores, few_images_warning, head_answer, score
 from patchloom.training.run import Run
 from patchloom.weights.hub import is_remote
 from patchloom.weights.load import load
@@ -129,6 +129,8 @@ def open_items(
     if not items:
         raise PatchloomError(f"{source.where} has no readable image in {called}.")
     console.say(f"{len(items)} images: {called}.")
+    if warning := few_images_warning(len(items)):
+        console.say(warning)
     return source, items
 
 

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from shlex import quote
 
 import torch
 
+from patchloom.data.check import ACROSS, duplicates, pair_lines
 from patchloom.data.randomness import seed_of
-from patchloom.data.scan import find_unreadable
+from patchloom.data.scan import find_unreadable, pixel_digest
 from patchloom.data.sources import Source, Split, open_source, split_source
 from patchloom.errors import PatchloomError
 from patchloom.models.network import Network
 from patchloom.models.registry import build
+from patchloom.recipes.small import SUFFIX
 from patchloom.tasks.classify import Classify
 from patchloom.tasks.distill import Distill
 from patchloom.tasks.job import Job
 from patchloom.tasks.start import fill_from, freeze
 from patchloom.tasks.teachers import STUDENT, TeacherCache, Teachers, open_teacher
 from patchloom.training.console import Console
+from patchloom.training.evaluation import few_images_warning
 from patchloom.training.loop import check_batch
 from patchloom.training.processes import Processes
 from patchloom.weights.load import copy_scales
 
+FEW_FOR_SCRATCH = 5000  # training images, below which trained weights are the better start
+STARTING_WEIGHTS = "deit_small.fb_in1k"
 # fields of a recipe that change nothing in the images of a step
 _NOT_OF_IMAGES = {
     *("name", "summary", "sources", "epochs", "workers", "checkpoint_every", "optimizer", "betas", "eps", "momentum"),
@@ -47,8 +53,12 @@ def open_data(
     """The source of a job without its unreadable files, split, and those files with the reasons."""
     source = source_of(job)
     mine = source.items()[processes.rank :: processes.count]
-    found = find_unreadable(source, mine, lambda done, of: console.progress(f"reading images: {done} of {of}"))
-    bad = {key: reason for part in processes.gather(found) for key, reason in part.items()}
+    glances: dict[str, bytes] = {}
+    found = find_unreadable(
+        source, mine, lambda done, of: console.progress(f"reading images: {done} of {of}"), glances=glances
+    )
+    parts = processes.gather((found, glances))
+    bad = {key: reason for part, _ in parts for key, reason in part.items()}
     if bad:
         report_skipped(bad, console, strict)
     usable = source.without(bad)
@@ -62,14 +72,46 @@ def open_data(
         f"{job.data}: {len(split.train)} training images, {len(split.held_out)} held out, "
         f"{len(source.class_names)} classes. {split.how}"
     )
+    glances = {key: seen for _, part in parts for key, seen in part.items()}
+    console.say(*_advice(job, split), *_equal_images(usable, split, glances))
     return usable, split, bad
 
 
+def _advice(job: Job, split: Split) -> Iterator[str]:
+    """What the number of images means for the run."""
+    if job.start is None and len(split.train) < FEW_FOR_SCRATCH:
+        small = "" if job.recipe.name.endswith(SUFFIX) else f", or --recipe {job.recipe.name}{SUFFIX}"
+        yield (
+            f"{len(split.train)} training images are few for training from scratch (fewer than {FEW_FOR_SCRATCH}). "
+            f"Consider `patchloom finetune {STARTING_WEIGHTS} {quote(job.data)}`, which starts from published "
+            f"weights{small}."
+        )
+    if split.held_out and (warning := few_images_warning(len(split.held_out))):
+        yield warning
+
+
+def _equal_images(source: Source, split: Split, glances: Mapping[str, bytes]) -> list[str]:
+    """Images that are trained on and measured on, which flatters the accuracy. Only those that look the same at a
+    glance are read once more."""
+    if split.held_out is split.train:
+        return []
+    sides = {"training": split.train, "held out": split.held_out}
+    both = {glances[item.key] for item in split.train} & {glances[item.key] for item in split.held_out}
+    across, _ = duplicates(
+        (item.key, side, pixel_digest(source.read(item)))
+        for side, items in sides.items()
+        for item in items
+        if glances[item.key] in both
+    )
+    lines = pair_lines(ACROSS, across, f"`patchloom data check {quote(source.where)} --json` lists all")
+    return [f"Warning: {lines[0]}", *lines[1:]] if lines else []
+
+
 def report_skipped(bad: Mapping[str, str], console: Console, strict: bool) -> None:
-    listed = "\n".join(f"  {key}: {reason}" for key, reason in bad.items())
+    listed = [f"  {key}: {reason}" for key, reason in bad.items()]
     if strict:
-        raise PatchloomError(f"{len(bad)} files are unreadable:\n{listed}")
-    console.say(f"{len(bad)} unreadable files are skipped:\n{listed}")
+        raise PatchloomError(f"{len(bad)} files are unreadable:", *listed)
+    console.say(f"{len(bad)} unreadable files are skipped:", *listed)
 
 
 def make_task(
@@ -104,7 +146,7 @@ def _network(job: Job, source: Source, console: Console, begin: bool) -> Network
         console.say(f"The scales of the residual branches are those of {job.scales_from}.")
     if start is not None:
         if begin:
-            console.say(str(fill_from(network, start)))
+            console.say(*fill_from(network, start).lines())
         freeze(network, start.tune)
         network.preprocessing = dataclasses.replace(start.preprocessing, img_size=network.config.img_size)
     network.class_names = source.class_names

@@ -7,33 +7,34 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import TextIO
 
+from patchloom.terminal import encodable, printable
+
 
 @dataclass
 class Console:
-    """`say` prints a line; `progress` rewrites one, at most ten times a second, and only on a terminal."""
+    """`say` prints lines; `progress` rewrites one, at most ten times a second, and only on a terminal."""
 
     out: TextIO | None = field(default_factory=lambda: sys.stdout)
     quiet: bool = False
     _moving: bool = False
     _last: float = 0.0
 
-    def say(self, text: str) -> None:
-        self._write(("\r\033[K" if self._moving else "") + text + "\n")
+    def say(self, *lines: str) -> None:
+        self._write(("\r\033[K" if self._moving else "") + "".join(f"{printable(line)}\n" for line in lines))
         self._moving = False
 
     def progress(self, text: str) -> None:
         if self.quiet or self.out is None or not self.out.isatty() or monotonic() - self._last < 0.1:
             return
         self._last, self._moving = monotonic(), True
-        self._write("\r\033[K" + text)
+        self._write("\r\033[K" + printable(text))
 
     def _write(self, text: str) -> None:
         """Nobody listening is no reason to stop working; names of files may hold what cannot be shown."""
         if self.quiet or self.out is None:
             return
-        encoding = self.out.encoding or "utf-8"
         try:
-            self.out.write(text.encode(encoding, "backslashreplace").decode(encoding))
+            self.out.write(encodable(text, self.out))
             self.out.flush()
         except (BrokenPipeError, ValueError):
             self.quiet = True

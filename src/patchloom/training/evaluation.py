@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from patchloom.models.preprocessing import Preprocessing
 from patchloom.training.processes import Processes
 
 BINS = 15  # of the calibration error
+FEW_IMAGES = 100  # below, an accuracy is uncertain by 10 points or more
 HEADS = ("class", "distill", "both")
 FUSIONS = ("logits", "softmax")
 
@@ -34,17 +37,18 @@ class Scores:
     class_names: tuple[str, ...]
     keys: tuple[str, ...]  # the names of the images
 
-    def figures(self) -> dict[str, float]:
-        """top1, top5 and loss, as fractions and a mean."""
+    def figures(self) -> dict[str, Any]:
+        """top1 with its 95 % interval, top5 and loss, as fractions and a mean, and the number of images."""
         return {
+            "count": len(self.labels),
             "loss": float(self.loss.mean()),
             "top1": float((self.rank == 0).mean()),
+            "top1_interval": list(wilson_interval(int((self.rank == 0).sum()), len(self.rank))),
             "top5": float((self.rank < 5).mean()),
         }
 
     def summary(self) -> dict[str, Any]:
         return {
-            "count": len(self.labels),
             **self.figures(),
             "ece": calibration_error(self.confidence, self.predicted == self.labels),
             "per_class": {
@@ -59,6 +63,34 @@ class Scores:
         table = np.zeros((len(self.class_names),) * 2, dtype=int)
         np.add.at(table, (self.labels, self.predicted), 1)
         return table
+
+
+def wilson_interval(correct: int, count: int) -> tuple[float, float]:
+    """The 95 % confidence interval of a fraction (Wilson, 1927): sound for few images and near 0 and 1 too."""
+    if not count:
+        return 0.0, 1.0
+    z = NormalDist().inv_cdf(0.975)
+    middle = (correct + z * z / 2) / (count + z * z)
+    half = z / (count + z * z) * math.sqrt(correct * (count - correct) / count + z * z / 4)
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def interval_text(figures: Mapping[str, Any]) -> str:
+    """top-1 for people: "93.33 % (95 % interval 84.1 % to 97.4 %) of 60 images"."""
+    low, high = figures["top1_interval"]
+    return f"{figures['top1']:.2%} (95 % interval {low:.1%} to {high:.1%}) of {figures['count']} images"
+
+
+def few_images_warning(count: int) -> str | None:
+    """What to know of an accuracy that is measured on `count` images, where they are too few."""
+    if count >= FEW_IMAGES:
+        return None
+    low, high = wilson_interval(count // 2, count)
+    return (
+        f"Warning: accuracy is measured on {count} image{'s' if count != 1 else ''}, fewer than {FEW_IMAGES}. It is "
+        f"uncertain by up to {50 * (high - low):.0f} percentage points either way; hold out more images "
+        "before comparing models."
+    )
 
 
 def calibration_error(confidence: np.ndarray, correct: np.ndarray) -> float:

@@ -104,7 +104,7 @@ class Run:
         """The records of the log. Those that were written again after a resume count once."""
         path = self.folder / "log.jsonl"
         last: dict[Any, dict[str, Any]] = {}
-        for i, line in enumerate(path.read_text().splitlines() if path.exists() else [], 1):
+        for i, line in enumerate(path.read_text().split("\n")[:-1] if path.exists() else [], 1):
             try:
                 row = json.loads(line)
                 last[row.get("event"), row["step"]] = row

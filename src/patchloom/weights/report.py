@@ -20,6 +20,9 @@ class LoadReport:
     notes: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    def lines(self) -> list[str]:
         lines = [f"{self.model} from {self.source} ({self.layout} layout): {len(self.loaded)} tensors loaded"]
         for title, names in (
             ("resized", [f"{name}: {how}" for name, how in self.resized.items()]),
@@ -29,5 +32,4 @@ class LoadReport:
         ):
             if names:
                 lines += [f"  {title} ({len(names)}):", *(f"    {name}" for name in names)]
-        lines += [f"  note: {note}" for note in self.notes]
-        return "\n".join(lines)
+        return [*lines, *(f"  note: {note}" for note in self.notes)]

@@ -1,0 +1,134 @@
+"""`patchloom runs`: what was trained, and what came of it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Any
+
+from patchloom.cli.output import print_json, table
+from patchloom.terminal import print_lines
+
+if TYPE_CHECKING:
+    from patchloom.tasks.runs import RunInfo
+
+_EPOCHS = 10  # that the details of one run show
+
+
+def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
+    parser = commands.add_parser(
+        "runs",
+        parents=[shared],
+        help="list runs with their settings, accuracy and status, or show one in detail",
+        epilog="examples: patchloom runs runs/    patchloom runs runs/photos    patchloom runs runs/ --html runs.html",
+    )
+    parser.add_argument("folders", metavar="DIR", nargs="*", default=["runs"], help="folders of runs (default: runs)")
+    parser.add_argument("--json", action="store_true", help="print a list with one object per run")
+    parser.add_argument("--csv", metavar="FILE", help="also write the table to a CSV file")
+    parser.add_argument("--html", metavar="FILE", help="also write a page with the curves of all runs and the table")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> None:
+    from patchloom.tasks.runs import list_runs, write_csv
+    from patchloom.tasks.runs_page import write_page
+
+    runs = list_runs(options.folders)
+    if options.csv is not None:
+        write_csv(runs, Path(options.csv))
+    if options.html is not None:
+        write_page(runs, Path(options.html))
+    if options.json:
+        print_json([info.row() for info in runs])
+    elif len(runs) == 1 and [str(runs[0].folder)] == [str(Path(name)) for name in options.folders]:
+        print_lines(*_details(runs[0]))
+    elif runs:
+        print_lines(*_table(runs))
+    else:
+        print_lines(f"No runs in {', '.join(options.folders)}.")
+
+
+def _table(runs: list[RunInfo]) -> list[str]:
+    from patchloom.tasks.runs import changes_text
+
+    head = ("run", "status", "model", "recipe", "epochs", "metric", "last", "best", "time", "changes")
+    rows = [
+        (
+            str(info.folder), info.status, row["model"] or "-", row["recipe"] or "-", _epochs(info),
+            row["metric"] or "-", _number(row["metric"], row["last"]), _number(row["metric"], row["best"]),
+            _time(info), changes_text(info.changes) or "-",
+        )
+        for info in runs
+        for row in [info.row()]
+    ]  # fmt: skip
+    problems = [f"{info.folder} {info.status}: {info.problem}" for info in runs if info.problem]
+    return [*table([head, *rows], right=(4, 6, 7, 8)), *problems]
+
+
+def _details(info: RunInfo) -> list[str]:
+    from patchloom.tasks.runs import changes_text
+
+    row, settings = info.row(), info.settings
+    pairs = [
+        ("status", info.status + (f": {info.problem}" if info.problem else "")),
+        ("task", row["task"]),
+        ("model", row["model"]),
+        ("recipe", row["recipe"]),
+        ("changes", changes_text(info.changes)),
+        ("data", settings.get("data")),
+        ("started", info.environment.get("date")),
+        ("time", _time(info)),
+        ("epochs", _epochs(info)),
+        *_results(info),
+        *_next(info),
+    ]
+    shown = [(name, str(value)) for name, value in pairs if value not in (None, "", "-")]
+    return [str(info.folder), *(f"  {line}" for line in table(shown)), *_last_epochs(info)]
+
+
+def _results(info: RunInfo) -> list[tuple[str, str]]:
+    from patchloom.training.evaluation import interval_text
+
+    metric, best = info.metric, info.best
+    if metric is None or best is None:
+        return []
+    last = info.records[-1]
+    results = [(metric, f"{_number(metric, last[metric])}, best {_number(metric, best[1])} after epoch {best[0]}")]
+    return [*results, ("held out", interval_text(last))] if "top1_interval" in last else results
+
+
+def _next(info: RunInfo) -> list[tuple[str, str]]:
+    """What can be done with the run now."""
+    if info.status == "finished":
+        return [("report", str(info.folder / "report.html")), ("weights", str(info.folder / "export"))]
+    return (
+        [("go on", f"patchloom resume {quote(str(info.folder))}")] if info.status in ("interrupted", "failed") else []
+    )
+
+
+def _last_epochs(info: RunInfo) -> list[str]:
+    names = [name for name in ("train_loss", "loss", "top1", "ema_top1", "lr") if info.curve(name)]
+    if not names:
+        return []
+    rows = [
+        (str(record["epoch"]), *(_number(name, record.get(name)) for name in names), "")
+        for record in info.records[-_EPOCHS:]
+    ]
+    return ["", *table([("epoch", *names, ""), *rows], right=range(len(names) + 1))]
+
+
+def _epochs(info: RunInfo) -> str:
+    return "-" if info.epochs is None else f"{info.epochs}/{info.settings['epochs']}"
+
+
+def _time(info: RunInfo) -> str:
+    from patchloom.training.console import duration
+
+    return "-" if info.seconds is None else duration(info.seconds)
+
+
+def _number(metric: str | None, value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.2%}" if metric and metric.endswith("top1") else f"{value:.4g}"

@@ -1,0 +1,106 @@
+"""What `train` chooses where nothing is said: a model and a recipe that fit the data, and a free folder for the run."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from statistics import median
+
+from patchloom.data.decoding import open_header
+from patchloom.data.sources import Source, open_source, spread
+from patchloom.errors import PatchloomError
+from patchloom.models.registry import find_config
+from patchloom.recipes.registry import FEW_IMAGES, find_recipe
+from patchloom.recipes.small import SUFFIX
+
+SMALL_SIDE = 64  # pixels, up to which an image is for a network with patches of 4
+_SAMPLED = 64  # images whose size is read
+_MODELS = {  # of a family: for small images, for few photos, for many
+    "deit": ("deit_nano", "deit_tiny", "deit_small"),
+    "deit3": ("deit3_nano", "deit3_small", "deit3_small"),
+    "cait": ("cait_nano", "cait_xxs24", "cait_xxs24"),
+    "resmlp": ("resmlp_nano", "resmlp_s12", "resmlp_s24"),
+    "patchconvnet": ("patchconvnet_nano", "patchconvnet_s20", "patchconvnet_s60"),
+}
+_RECIPES = {"deit": "deit", "deit3": "deit3_1k", "cait": "cait", "resmlp": "resmlp", "patchconvnet": "patchconvnet"}
+_ACCUMULATED = 64  # images at a time where the recipe's batch is larger than most memories
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A model, a recipe and settings, with the reason for them."""
+
+    model: str
+    recipe: str
+    settings: tuple[str, ...] = ()  # key=value
+    reason: str = ""
+
+
+def choose(
+    data: str | PathLike[str], labels: str | None = None, model: str | None = None, recipe: str | None = None
+) -> Choice:
+    """Complete a model or a recipe, or choose both: by the size of the images and by their number."""
+    if model is not None and recipe is not None:
+        return Choice(model, recipe)
+    source = open_source(data, labels)
+    count, side = len(source.items()), median_side(source)
+    family = find_config(model).family if model else _family_of(recipe or "deit")
+    few = side <= SMALL_SIDE or count < FEW_IMAGES
+    size = 0 if side <= SMALL_SIDE else 1 if few else 2
+    chosen = recipe or _RECIPES.get(family, "deit") + SUFFIX * few
+    batch = find_recipe(chosen).batch_size
+    settings = () if recipe or batch <= _ACCUMULATED else (f"accumulate={batch // _ACCUMULATED}",)
+    reason = f"{count} images, the median of their shorter sides {side:g} pixels"
+    return Choice(model or _MODELS[family][size], chosen, settings, reason)
+
+
+def _family_of(recipe: str) -> str:
+    """The family whose paper a recipe is from; DeiT's networks are those of most others."""
+    find_recipe(recipe)  # an unknown one is refused
+    return next((name for name in sorted(_MODELS, key=len, reverse=True) if recipe.startswith(name)), "deit")
+
+
+def median_side(source: Source) -> float:
+    """The median of the shorter sides of some images, in pixels; what cannot be read is left out."""
+    sides = []
+    for item in spread(source.items(), _SAMPLED):
+        with suppress(PatchloomError, OSError, ValueError):
+            data = source.data(item)
+            sides.append(min((source.read(item) if data is None else open_header(data)).size))
+    if not sides:
+        raise PatchloomError(f"No image of {source.where} could be read.")
+    return float(median(sides))
+
+
+@contextmanager
+def free_folder(data: str | PathLike[str], root: Path = Path("runs")) -> Iterator[Path]:
+    """A new folder for a run, named after its data. One that stays empty is removed again."""
+    name = re.sub(r"[^\w.-]+", "-", Path(os.fspath(data)).absolute().stem).strip("-.") or "run"
+    try:
+        folder = _made(root, name)
+    except OSError as error:
+        raise PatchloomError(f"A folder in {root} cannot be made: {error.strerror}; --out names another.") from error
+    try:
+        yield folder
+    finally:
+        with suppress(OSError):
+            if set(os.listdir(folder)) <= {".lock"}:
+                shutil.rmtree(folder)
+
+
+def _made(root: Path, name: str) -> Path:
+    """root/name, root/name-2, ...: making it is what reserves it."""
+    number = 1
+    while True:
+        folder = root / (name if number == 1 else f"{name}-{number}")
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            number += 1

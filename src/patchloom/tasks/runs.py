@@ -1,0 +1,202 @@
+"""What runs there are, how far each came, and how good it is."""
+
+from __future__ import annotations
+
+import csv
+import fcntl
+import io
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from patchloom.errors import PatchloomError
+from patchloom.recipes.changes import is_set_for_run
+from patchloom.training.failures import read_failure
+from patchloom.training.run import Run, write_text
+
+KEYS = ("run", "task", "model", "recipe", "changes", "epochs", "metric", "last", "best", "seconds", "status")
+METRICS = ("ema_top1", "top1", "train_loss")  # of a record: the first that is there
+_FILES = ("recipe.yaml", "log.jsonl", "environment.json")  # one of them makes a folder a run
+_INSIDE = ("checkpoints", "export", "tensorboard")  # folders of a run
+
+
+@dataclass
+class RunInfo:
+    """One run folder. What cannot be read is empty, and `problem` says why."""
+
+    folder: Path
+    status: str = "damaged"
+    problem: str | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+    records: list[dict[str, Any]] = field(default_factory=list)  # one per epoch
+
+    @property
+    def metric(self) -> str | None:
+        return next((name for name in METRICS if self.records and name in self.records[-1]), None)
+
+    def curve(self, name: str | None) -> list[tuple[int, float]]:
+        """(epoch, value) of a metric."""
+        return [(row["epoch"], row[name]) for row in self.records if name in row]
+
+    @property
+    def best(self) -> tuple[int, float] | None:
+        """The epoch with the best value of the metric, the first of several, and the value."""
+        sign = -1 if self.metric == "train_loss" else 1
+        return max(self.curve(self.metric), key=lambda point: sign * point[1], default=None)
+
+    @property
+    def epochs(self) -> int | None:
+        """The epochs that are done."""
+        if self.status == "damaged" or not self.settings:
+            return None
+        return int(self.records[-1]["epoch"]) if self.records else 0
+
+    @property
+    def seconds(self) -> float | None:
+        """From the start of the run to its last record, pauses included."""
+        try:
+            start = datetime.strptime(self.environment["date"], "%Y-%m-%dT%H:%M:%S%z").timestamp()
+            return max(0.0, round(self.records[-1]["time"] - start, 1))
+        except (KeyError, IndexError, TypeError, ValueError):
+            return None
+
+    @property
+    def changes(self) -> dict[str, Any] | None:
+        """The settings that were given, as `key: value`; None where they cannot be read."""
+        if not self.settings:
+            return None
+        sources, options = self.settings.get("sources") or {}, self.settings.get("model_options") or {}
+        named = {name: self.settings.get(name) for name, source in sources.items() if is_set_for_run(source)}
+        return {**named, **{f"model.{name}": value for name, value in options.items()}}
+
+    def row(self) -> dict[str, Any]:
+        """What `patchloom runs --json` promises: `KEYS`, in this order."""
+        curve, settings = self.curve(self.metric), self.settings
+        values = (
+            str(self.folder), settings.get("task"), (settings.get("model") or {}).get("name"),
+            settings.get("recipe_name"), self.changes, self.epochs, self.metric,
+            curve[-1][1] if curve else None, self.best and self.best[1], self.seconds, self.status,
+        )  # fmt: skip
+        return dict(zip(KEYS, values, strict=True))
+
+
+def list_runs(places: Iterable[str | PathLike[str]]) -> list[RunInfo]:
+    """The runs in these folders and below them, each once, in the order of their names."""
+    found: dict[Path, RunInfo] = {}
+    for place in places:
+        if not os.fspath(place) or not Path(place).is_dir():
+            raise PatchloomError(f"There is no folder {str(place)!r} to look for runs in.")
+        for folder in _run_folders(Path(place)):
+            if (where := folder.resolve()) not in found:
+                found[where] = read_run(folder)
+    return list(found.values())
+
+
+def _run_folders(place: Path) -> Iterator[Path]:
+    """Links to folders are not followed, so that the search ends."""
+    for name, folders, files in os.walk(place):
+        is_run = any(file in files for file in _FILES)
+        folders[:] = sorted(f for f in folders if not f.startswith(".") and not (is_run and f in _INSIDE))
+        if is_run:
+            yield Path(name)
+
+
+def read_run(folder: Path) -> RunInfo:
+    """The run in a folder, whatever its state."""
+    info = RunInfo(folder)
+    running = is_running(folder)
+    try:
+        run = Run.open(folder)
+        _check(run.settings, folder / "recipe.yaml")
+        info.settings = run.settings
+        info.environment = run.about()
+        info.records = [_checked(row, folder) for row in run.records() if row.get("event") == "epoch"]
+    except (PatchloomError, ValueError, OSError, RecursionError) as error:
+        if not (running and not (folder / "recipe.yaml").exists()):  # not begun yet
+            info.problem = str(error)
+            return info
+    info.status = "running" if running else _ended(info)
+    return info
+
+
+def _check(settings: dict[str, Any], path: Path) -> None:
+    model, known = settings.get("model"), ("task", "recipe_name", "epochs")
+    missing = [name for name in known if name not in settings]
+    if missing or not isinstance(model, dict) or not isinstance(settings["epochs"], int):
+        raise PatchloomError(f"{path} is damaged: {', '.join(missing) or 'a setting'} is missing or wrong.")
+
+
+def _checked(row: dict[str, Any], folder: Path) -> dict[str, Any]:
+    numbers = [row.get("epoch"), *(row[name] for name in METRICS if name in row)]
+    if not all(isinstance(number, int | float) for number in numbers):
+        raise PatchloomError(f"{folder / 'log.jsonl'} is damaged: a record has no epoch or no number.")
+    return row
+
+
+def is_running(folder: Path) -> bool:
+    """Whether a process trains in the folder: it holds the lock, which goes with it however it ends."""
+    try:
+        lock = os.open(folder / ".lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return False
+    finally:
+        os.close(lock)
+
+
+def _ended(info: RunInfo) -> str:
+    """How a run ended that nobody trains."""
+    failure = read_failure(info.folder)
+    if info.records and info.records[-1]["epoch"] >= info.settings["epochs"] and _exported(info):
+        return "finished"
+    if failure is None:
+        return "interrupted"
+    info.problem = str(failure.get("error", "the reason is not known"))
+    return "failed"
+
+
+def _exported(info: RunInfo) -> bool:
+    """Whether export and report are there, and are those of the last epoch."""
+    try:
+        step = json.loads((info.folder / "export" / "model.json").read_text(encoding="utf-8"))["step"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False
+    return bool(step == info.records[-1]["step"]) and (info.folder / "report.html").is_file()
+
+
+def write_csv(runs: Sequence[RunInfo], path: Path) -> None:
+    """One line per run, with the columns `KEYS`; changes as key=value words."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, KEYS, lineterminator="\n")
+    writer.writeheader()
+    for run in runs:
+        writer.writerow({**run.row(), "changes": changes_text(run.changes)})
+    write_file(path, text.getvalue())
+
+
+def changes_text(changes: dict[str, Any] | None) -> str:
+    return " ".join(f"{name}={_word(value)}" for name, value in (changes or {}).items())
+
+
+def _word(value: Any) -> str:
+    """A value as `train` takes it."""
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def write_file(path: Path, text: str) -> None:
+    try:
+        write_text(path, text)
+    except OSError as error:
+        raise PatchloomError(f"{path} cannot be written: {error.strerror or error}.") from error

@@ -1,0 +1,45 @@
+"""What ended a run that failed: RUN/failure.json, until the run goes on."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from patchloom.errors import InterruptedWork
+from patchloom.training.run import write_text
+
+_FILE = "failure.json"
+
+
+@contextmanager
+def noted_failure(folder: Path, is_main_process: bool) -> Iterator[None]:
+    """Note the error that ends the work inside; a signal is none. The caller holds the lock of the run."""
+    if not is_main_process:
+        yield
+        return
+    with suppress(OSError):
+        (folder / _FILE).unlink(missing_ok=True)
+    try:
+        yield
+    except InterruptedWork:
+        raise
+    except Exception as error:
+        note = {"error": str(error) or type(error).__name__, "time": round(time.time(), 3)}
+        with suppress(OSError):  # a full disk may be the failure
+            write_text(folder / _FILE, json.dumps(note) + "\n")
+        raise
+
+
+def read_failure(folder: Path) -> dict[str, Any] | None:
+    """The error that ended the run and when, or None."""
+    try:
+        note = json.loads((folder / _FILE).read_text(encoding="utf-8"))
+        return note if isinstance(note, dict) else {}
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError):
+        return {}
