@@ -92,11 +92,7 @@ def export(
 @contextmanager
 def _draft_folder(path: Path) -> Iterator[Path]:
     """A folder beside the file; those of exports that were killed are taken away."""
-    processes = Path("/proc")
-    for left in path.parent.glob(f".{glob.escape(path.name)}.*") if processes.exists() else ():
-        if left.suffix[1:].isdigit() and not (processes / left.suffix[1:]).exists():
-            shutil.rmtree(left, ignore_errors=True)
-    folder = path.with_name(f".{path.name}.{os.getpid()}")
+    folder = drafts.aside(path)
     with drafts.made(folder):
         yield folder
 

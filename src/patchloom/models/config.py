@@ -28,7 +28,7 @@ class Config:
     in_chans: int = 3
     patch_size: int = 16
     dim: int = 384
-    depth: int = 12
+    depth: int = dataclasses.field(default=12, metadata={"most": 1000})
     drop_path: float = 0.0
     head: Literal["linear", "mlp"] = "linear"  # mlp: linear, BatchNorm, ReLU, linear (Grafit's transfer experiments)
 
@@ -112,9 +112,9 @@ def plain_number(value: Any) -> Any:
 
 
 def check_value(model: str, field: dataclasses.Field[Any], value: Any, hint: Any) -> None:
-    least = field.metadata.get("least", 1)
-    if not _fits(value, hint) or (hint is int and value < least):
-        bound = f" of at least {least}" if hint is int else ""
+    least, most = field.metadata.get("least", 1), field.metadata.get("most", math.inf)
+    if not _fits(value, hint) or (hint is int and not least <= value <= most):
+        bound = f" of at least {least}{'' if most == math.inf else f' and at most {most}'}" if hint is int else ""
         raise PatchloomError(f"The option {field.name!r} of {model} must be {_describe(hint)}{bound}, not {value!r}.")
 
 

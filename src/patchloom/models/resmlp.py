@@ -9,7 +9,7 @@ The text has an Aff with a shift after each branch (Eq. 4.2, 4.3); the authors' 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from torch import nn
@@ -38,7 +38,7 @@ class ResmlpConfig(Config):
     positions: Literal["none", "patches"] = "none"  # learned, added to the patches (4.3.4)
     mixing: Literal["none", "linear", "mlp", "conv", "depthwise", "separable"] = "linear"
     aggregation: Literal["average", "class_mlp"] = "average"
-    class_depth: int = 2  # blocks of the class-MLP stage
+    class_depth: int = field(default=2, metadata={"most": 1000})  # blocks of the class-MLP stage
     scale_value: float | None = None  # None: by the rule of `scale_start`
 
     @property

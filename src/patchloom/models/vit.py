@@ -63,7 +63,7 @@ class VitConfig(Config):
     class_token_at: int = field(
         default=0, metadata={"least": 0}
     )  # the block before which the class token joins (thesis Table 3.13)
-    class_depth: int = 2  # blocks of the class-attention stage
+    class_depth: int = field(default=2, metadata={"most": 1000})  # blocks of the class-attention stage
     class_in_keys: bool = True  # whether the class token is among the keys of that stage
     class_scale: bool = True  # whether that stage scales its residuals like the trunk
     distilled: bool = False

@@ -131,7 +131,7 @@ def _teachers(job: Job, task: Classify, console: Console) -> Teachers:
             task.source.fingerprint(), task.source.class_names, draws, how.img_size, how.mean, how.std,
             task.processes.count, [teacher.identity for teacher in teachers],
         ]  # fmt: skip
-        cache = TeacherCache(Path(teaching.cache), key)
+        cache = TeacherCache(Path(teaching.cache), key, console.say)
     taught = Teachers(teachers, task.source.class_names, cache)
     for note in taught.notes:
         console.say(note)

@@ -30,6 +30,8 @@ from patchloom.errors import PatchloomError, StoppedError
 from patchloom.weights.files import CHECKPOINT_KEY, digest, kept_checkpoints, write_tensors
 from patchloom.weights.shards import SUFFIX, begin_shards, check_shards, read_shards, seal_shards, sync
 
+_TEMPORARY = re.compile(rf"tmp-(\d+|best)(\.safetensors|{re.escape(SUFFIX)})")
+
 
 @dataclass
 class State:
@@ -101,7 +103,8 @@ class Checkpoints:
     def newest(self, say: Callable[[str], None]) -> Path | None:
         """The last whole checkpoint; None where there is none. A damaged one is named, and the one before it taken."""
         for path in sorted(self.folder.glob("tmp-*")):  # what a killed process was writing
-            _remove(path)
+            if _TEMPORARY.fullmatch(path.name):
+                _remove(path)
         damaged = []
         for path in reversed(kept_checkpoints(self.folder)):
             try:

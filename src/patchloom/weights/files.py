@@ -6,6 +6,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
@@ -17,6 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from patchloom import drafts
 from patchloom.errors import PatchloomError
 from patchloom.weights import shards
 
@@ -26,6 +28,7 @@ _DTYPES = {
     torch.float32: "F32", torch.float64: "F64", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
+_KEPT = re.compile(rf"step-\d+\+*(\.safetensors|{re.escape(shards.SUFFIX)})")  # other names are not ours
 _WRAPPERS = ("model", "state_dict")  # what training scripts put weights under
 
 
@@ -61,7 +64,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -
     if path.suffix != ".safetensors":
         raise PatchloomError(f"patchloom writes .safetensors files, not {path.name!r}.")
     path = path.resolve()  # a link stays a link: its target is what is replaced
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside = drafts.aside(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         owners: dict[int, str] = {}
@@ -164,8 +167,7 @@ def _inside(folder: Path) -> Path:
 
 def kept_checkpoints(folder: Path) -> list[Path]:
     """The training checkpoints of a run, oldest first."""
-    kept = (path for path in folder.glob("step-*") if path.suffix in (".safetensors", shards.SUFFIX))
-    return sorted(kept, key=step_of)
+    return sorted((path for path in folder.glob("step-*") if _KEPT.fullmatch(path.name)), key=step_of)
 
 
 def step_of(checkpoint: Path) -> tuple[int, int]:
