@@ -108,7 +108,7 @@ def _teaching_options() -> argparse.ArgumentParser:
 def run_train(options: argparse.Namespace) -> None:
     from patchloom.tasks import stages
     from patchloom.tasks.carry_out import carry_out
-    from patchloom.tasks.plan import measure_plan, plan_text
+    from patchloom.tasks.plan import measure_plan
     from patchloom.training.processes import leave_processes
 
     finish = _finish(options)
@@ -117,8 +117,8 @@ def run_train(options: argparse.Namespace) -> None:
         plan = measure_plan(job, console, options.strict)
         plans = [plan, *([measure_plan(finish.plan(job), console, options.strict)] if finish else [])]
         leave_processes()
-        if speaks():
-            print_json({**plan, "stages": plans}) if options.json else print(*map(plan_text, plans), sep="\n")
+        if options.json and speaks():
+            print_json({**plan, "stages": plans})
         return
     common = {"strict": options.strict, "log": options.log, "console": console}
     run = stages.carry_out(job, finish, options.out, **common) if finish else carry_out(job, options.out, **common)

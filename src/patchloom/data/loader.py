@@ -175,7 +175,9 @@ def _read(loader: DataLoader[Any]) -> Batches:
     try:
         iterator: Any = iter(loader)
     except OSError as error:
-        raise PatchloomError(f"{loader.num_workers} processes that read images could not be started: {error}.") from error
+        raise PatchloomError(
+            f"{loader.num_workers} processes that read images could not be started: {error}."
+        ) from error
     workers = getattr(iterator, "_workers", [])
     if workers:
         # torch would raise the loss of a worker anywhere, in the middle of a step too; `next` notices it as well

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import math
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 
 from patchloom.data.randomness import seed_of
 from patchloom.data.scan import find_unreadable
-from patchloom.data.sources import Source, Split, open_source, split_source
+from patchloom.data.sources import Item, Source, Split, open_source, split_source
 from patchloom.errors import PatchloomError
 from patchloom.models.network import Network
 from patchloom.models.registry import build
@@ -24,6 +26,7 @@ from patchloom.training.loop import check_batch
 from patchloom.training.processes import Processes
 from patchloom.weights.load import copy_scales
 
+_SCANNED = 64  # images between two looks at the clock
 # fields of a recipe that change nothing in the images of a step
 _NOT_OF_IMAGES = {
     *("name", "summary", "sources", "epochs", "workers", "checkpoint_every", "optimizer", "betas", "eps", "momentum"),
@@ -42,12 +45,12 @@ def source_of(job: Job) -> Source:
 
 
 def open_data(
-    job: Job, console: Console, processes: Processes, strict: bool = False
+    job: Job, console: Console, processes: Processes, strict: bool = False, seconds: float = math.inf
 ) -> tuple[Source, Split, dict[str, str]]:
-    """The source of a job without its unreadable files, split, and those files with the reasons."""
+    """The source of a job without its unreadable files, split, and those files with the reasons. After `seconds` the
+    other images are taken as they are."""
     source = source_of(job)
-    mine = source.items()[processes.rank :: processes.count]
-    found = find_unreadable(source, mine, lambda done, of: console.progress(f"reading images: {done} of {of}"))
+    found = _unreadable(source, source.items()[processes.rank :: processes.count], console, seconds)
     bad = {key: reason for part in processes.gather(found) for key, reason in part.items()}
     if bad:
         report_skipped(bad, console, strict)
@@ -63,6 +66,18 @@ def open_data(
         f"{len(source.class_names)} classes. {split.how}"
     )
     return usable, split, bad
+
+
+def _unreadable(source: Source, items: Sequence[Item], console: Console, seconds: float) -> dict[str, str]:
+    deadline, found = time.monotonic() + seconds, {}
+    size = len(items) if seconds == math.inf else _SCANNED
+    for start in range(0, len(items), max(1, size)):
+        if time.monotonic() > deadline:
+            console.say(f"Only the first {start} of {len(items)} images were read to find damaged ones.")
+            break
+        part = items[start : start + size]
+        found |= find_unreadable(source, part, lambda done, of: console.progress(f"reading images: {done} of {of}"))
+    return found
 
 
 def report_skipped(bad: Mapping[str, str], console: Console, strict: bool) -> None:
