@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import glob
 import math
 import mmap
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass

@@ -69,7 +69,8 @@ def open_data(
 
 
 def _unreadable(source: Source, items: Sequence[Item], console: Console, seconds: float) -> dict[str, str]:
-    deadline, found = time.monotonic() + seconds, {}
+    deadline = time.monotonic() + seconds
+    found: dict[str, str] = {}
     size = len(items) if seconds == math.inf else _SCANNED
     for start in range(0, len(items), max(1, size)):
         if time.monotonic() > deadline:

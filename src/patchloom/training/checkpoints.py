@@ -163,10 +163,14 @@ class Checkpoints:
     def _place(self, aside: Path, best: bool) -> None:
         """Give what was written aside its names, and drop what is older than the last two."""
         path = aside.with_name(aside.name.replace("tmp", "step", 1))
-        while path.is_dir():  # a folder cannot take another's place at one stroke: both stay
-            path = path.with_name(f"{path.stem}+{path.suffix}")
         if best:
             self._name_best(aside)
+        if path.is_dir():  # a folder cannot take another's place at one stroke: for a moment both are there
+            second = path.with_name(f"{path.stem}+{path.suffix}")
+            _remove(second)
+            os.replace(aside, second)
+            _remove(path)
+            aside = second
         os.replace(aside, path)
         for same in self.folder.glob(f"{path.stem.rstrip('+')}.*"):  # of the other kind
             if same.suffix != path.suffix:

@@ -98,9 +98,9 @@ def score(
     rows = [np.empty((0, 5))]
     try:
         with closing(test_batches(source, padded, items, how, batch, workers)) as batches:
-            for images, labels in batches:
+            for images, targets in batches:
                 x = normalise(images.to(processes.device), how.mean, how.std)
-                rows.append(_rows((answer or network)(x).float(), labels.to(processes.device)))
+                rows.append(_rows((answer or network)(x).float(), targets.to(processes.device)))
                 after_batch()
     finally:
         network.train(was_training)
