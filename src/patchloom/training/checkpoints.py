@@ -167,7 +167,9 @@ class Checkpoints:
             self._name_best(aside)
         if path.is_dir():  # a folder cannot take another's place at one stroke: for a moment both are there
             second = path.with_name(f"{path.stem}+{path.suffix}")
-            _remove(second)
+            if second.is_dir():  # of a process that was killed here: the newer of the two
+                _remove(path)
+                os.replace(second, path)
             os.replace(aside, second)
             _remove(path)
             aside = second
