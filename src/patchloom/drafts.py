@@ -1,13 +1,52 @@
-"""Folders of unfinished work, which end with what makes them, and with the command that a signal ends."""
+"""Unfinished files and folders beside their place: they end with what makes them, with the command that a signal ends,
+or, where that was killed, with the next one that writes to the same place."""
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _open: set[Path] = set()
+
+
+def aside(path: Path) -> Path:
+    """A name of this process for what will be moved to `path`; what killed processes left there is removed."""
+    sweep(path.parent, re.escape(path.name))
+    return own_name(path)
+
+
+def own_name(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}")
+
+
+def sweep(folder: Path, names: str) -> None:
+    """Remove what killed processes left of files whose names match the expression `names`."""
+    for left in folder.glob(".*") if folder.is_dir() else ():
+        found = re.fullmatch(rf"\.{names}\.(\d+)", left.name)
+        if found and not _runs(int(found[1])):
+            _remove(left)
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:  # another user's
+        pass
+    return True
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
 
 
 @contextmanager
@@ -24,5 +63,5 @@ def made(folder: Path) -> Iterator[None]:
 def take_away(*folders: Path) -> None:
     """Those given, or all that are there."""
     for folder in folders or tuple(_open):
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder)
         _open.discard(folder)

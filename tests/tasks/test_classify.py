@@ -192,8 +192,9 @@ def test_an_image_lost_while_training_stops_with_everything_saved(tmp_path: Path
             yield batch
 
     monkeypatch.setattr(Classify, "batches", losing)
-    with pytest.raises(StoppedError, match=r"at step 3, everything saved: ant/7\.png cannot be read"):
+    with pytest.raises(PatchloomError, match=r"at step 3, everything saved: ant/7\.png cannot be read") as caught:
         train("digits", out=tmp_path / "run", **TINY, **EVERYTHING, **QUIET)
+    assert caught.value.exit_code == 2
     assert (tmp_path / "run" / "checkpoints" / "step-00000003.safetensors").exists()
 
 

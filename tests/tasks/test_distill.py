@@ -134,8 +134,15 @@ def test_a_cache_answers_in_place_of_the_teacher_and_a_cut_file_does_not(tmp_pat
         else:
             np.save(path, damaged)
         cached(x, how, 7, 0)
+    flipped = bytearray(whole)
+    flipped[-40] ^= 1  # of a logit
+    path.write_bytes(flipped)
+    told: list[str] = []
+    cached.cache.say = told.append
+    cached(x, how, 7, 0)
+    assert f"{path} is damaged" in told[0]
     cached(x, how, 8, 0)
-    assert calls == [5] * 8
+    assert calls == [5] * 9
     (tmp_path / "file").touch()
     with pytest.raises(PatchloomError, match="cannot be written"):
         TeacherCache(tmp_path / "file", [])

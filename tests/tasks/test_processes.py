@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -79,6 +80,17 @@ def test_shards_are_checked_and_resumed_to_the_same_bits_by_any_number_of_proces
 def test_shards_with_an_average_need_no_checkpoint_at_the_end_of_an_epoch(tmp_path: Path) -> None:
     run("train", *WORDS, "epochs=3", "checkpoint_every=100", "shard=full", "--out", str(tmp_path / "run"), processes=2)
     assert len(Run.open(tmp_path / "run").records()) == 3
+
+
+def test_shards_of_a_run_stopped_before_an_evaluation_evaluate_and_train_on(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    run("train", *WORDS, "epochs=1", "model.stem=hmlp", "shard=full", "--out", str(out), processes=2)
+    seal = out / "checkpoints" / "step-00000005.shards" / "seal.json"
+    content = json.loads(seal.read_text())
+    content["info"] |= {"evaluated": 0, "loss_sum": 1.0, "loss_images": 1}
+    seal.write_text(json.dumps(content))
+    run("extend", str(out), "--epochs", "1", processes=2)
+    assert len(Run.open(out).records()) == 2
 
 
 def test_synchronised_batchnorm_makes_two_processes_equal_one(tmp_path: Path) -> None:

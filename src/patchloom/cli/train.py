@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from patchloom.cli.output import print_json, speaks
-from patchloom.terminal import print_lines, printable
 
 
 def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
@@ -131,20 +130,14 @@ def run_train(options: argparse.Namespace) -> None:
         plan = measure_plan(job, console, options.strict)
         plans = [plan, *([measure_plan(finish.plan(job), console, options.strict)] if finish else [])]
         leave_processes()
-        if speaks():
-            print_json({**plan, "stages": plans}) if options.json else print_lines(*_plan_lines(plans))
+        if options.json and speaks():
+            print_json({**plan, "stages": plans})
         return
     common = {"strict": options.strict, "log": options.log, "console": console}
     with _out(options) as out:
         console.say(*chosen, *([] if out == options.out else [f"The run folder is {out}."]))
         run = stages.carry_out(job, finish, out, **common) if finish else carry_out(job, out, **common)
     _print_last(options, run, console)
-
-
-def _plan_lines(plans: list[dict[str, Any]]) -> list[str]:
-    from patchloom.tasks.plan import plan_text
-
-    return [line for plan in plans for line in plan_text({**plan, "data": printable(plan["data"])}).split("\n")]
 
 
 def _choose(options: argparse.Namespace) -> list[str]:

@@ -68,6 +68,7 @@ def _numbers_first(names: Iterable[str]) -> list[str]:
 # --- torchvision
 
 # for each set, its splits with torchvision's arguments for them
+_MOST_SHARDS = 100_000
 _TORCHVISION: dict[str, dict[str, dict[str, Any]]] = {
     "CIFAR10": {"train": {"train": True}, "test": {"train": False}},
     "CIFAR100": {"train": {"train": True}, "test": {"train": False}},
@@ -265,6 +266,7 @@ def _find_shards(where: str, rest: str) -> list[Path]:
     if path.is_dir():
         shards = sorted(found for found in path.rglob("*.tar") if not found.name.startswith("."))
     else:
+        _check_ranges(where)
         expand: Callable[[str], list[str]] = import_module("webdataset.shardlists").expand_urls
         shards = [Path(name) for name in expand(str(path))]
     missing = [str(shard) for shard in shards if not shard.is_file()]
@@ -272,6 +274,15 @@ def _find_shards(where: str, rest: str) -> list[Path]:
         lacking = f"{missing[0]} does not exist" if missing else "no .tar files there"
         raise PatchloomError(f"{where}: {lacking}. Expected a folder of .tar files, or FOLDER/shards-{{000..003}}.tar.")
     return [Path(os.path.abspath(shard)) for shard in shards]
+
+
+def _check_ranges(where: str) -> None:
+    """Refuse {000..999999999} before its names fill the memory."""
+    count = 1
+    for first, last in re.findall(r"\{(\d+)\.\.(\d+)\}", where):
+        count *= max(0, int(last) - int(first)) + 1
+    if count > _MOST_SHARDS:
+        raise PatchloomError(f"{where} names {count} shards: at most {_MOST_SHARDS} are read.")
 
 
 def _shard_splits(names: Sequence[str]) -> list[str]:

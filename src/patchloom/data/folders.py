@@ -9,6 +9,7 @@ from pathlib import Path
 
 from patchloom.data.decoding import EXTENSIONS, unreadable_extensions
 from patchloom.data.sources import (
+    LAYOUTS,
     SPLIT_NAMES,
     FileSource,
     Item,

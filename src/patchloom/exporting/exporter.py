@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import glob
 import math
 import mmap
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -92,11 +90,7 @@ def export(
 @contextmanager
 def _draft_folder(path: Path) -> Iterator[Path]:
     """A folder beside the file; those of exports that were killed are taken away."""
-    processes = Path("/proc")
-    for left in path.parent.glob(f".{glob.escape(path.name)}.*") if processes.exists() else ():
-        if left.suffix[1:].isdigit() and not (processes / left.suffix[1:]).exists():
-            shutil.rmtree(left, ignore_errors=True)
-    folder = path.with_name(f".{path.name}.{os.getpid()}")
+    folder = drafts.aside(path)
     with drafts.made(folder):
         yield folder
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_type_hints
 
-from patchloom.data.parts import THREE_AUGMENT
+from patchloom.data.parts import MOST_WORKERS, THREE_AUGMENT
 from patchloom.errors import PatchloomError, did_you_mean
 from patchloom.models.config import check_value, plain_number
 from patchloom.models.roles import ROLES
@@ -32,7 +32,7 @@ class Recipe:
     summary: str = ""  # one line: what it trains, and for how long
 
     # how long, and with what
-    epochs: int = 300
+    epochs: int = field(default=300, metadata={"most": 1_000_000})
     batch_size: int = 1024  # global: over all processes and accumulated steps
     accumulate: int = 1  # steps whose gradients are added up to one update; the batch is divided by it
     resolution: int | None = 224  # of training and evaluation; None: the model's own
@@ -102,7 +102,7 @@ class Recipe:
 
     # the machine
     precision: Literal["float32", "bf16", "fp16"] = "float32"
-    workers: int = field(default=2, metadata={"least": 0})
+    workers: int = field(default=2, metadata={"least": 0, "most": MOST_WORKERS})
     checkpoint_every: str = "1 epoch"  # "30s", "500" steps or "1 epoch"
     gradient_checkpointing: bool = False
     compile: bool = False

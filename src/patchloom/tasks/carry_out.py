@@ -19,14 +19,14 @@ from patchloom.tasks.classify import Classify
 from patchloom.tasks.distill import Distill
 from patchloom.tasks.job import Job, Start
 from patchloom.tasks.prepare import make_task, open_data, source_of
-from patchloom.training.checkpoints import read_checkpoint
+from patchloom.training.checkpoints import State, read_checkpoint
 from patchloom.training.console import Console
 from patchloom.training.failures import noted_failure
 from patchloom.training.loop import Loop
 from patchloom.training.mirrors import check_log, open_mirrors
 from patchloom.training.processes import join_processes, restarted
 from patchloom.training.report import write_report
-from patchloom.training.run import Run, write_text
+from patchloom.training.run import Run, packages, write_text
 from patchloom.training.sharding import whole_tensors
 from patchloom.weights.files import kept_checkpoints
 from patchloom.weights.load import load
@@ -57,9 +57,11 @@ def carry_out(
     run = Run(Path(out), {**job.settings(), "log": log})
     loop = Loop(task, job.recipe, run, processes, console)  # before anything is written: it refuses what cannot be
     processes.wait()
-    if processes.first:
-        run.create({"data": _about_data(job, split, bad), "teachers": _about_teachers(task)})
-    return _go_on(run, job, task, loop)
+    with run.locked() if processes.first else nullcontext():
+        if processes.first:
+            check_free(out)  # again: another process may have begun a run here meanwhile
+            run.create({"data": _about_data(job, split, bad), "teachers": _about_teachers(task)})
+        return _go_on(run, job, task, loop)
 
 
 def resume(folder: str | PathLike[str], console: Console | None = None, more_epochs: int = 0) -> Run:
@@ -72,9 +74,10 @@ def resume(folder: str | PathLike[str], console: Console | None = None, more_epo
         job = Job.from_settings(run.settings)
     except (KeyError, TypeError, AttributeError) as error:
         raise PatchloomError(f"{run.folder / 'recipe.yaml'} is damaged: {error!r}.") from error
-    if more_epochs:
-        job = _extended(job, more_epochs, console)
     environment = run.about()
+    run.records()  # a damaged log is told before hours of training
+    if more_epochs:
+        run.before, job = dict(run.settings), _extended(job, more_epochs, console)
     if environment["data"].get("fingerprint") != source_of(job).fingerprint():
         raise PatchloomError(
             f"{job.data} has changed since {run.folder} began: exact resuming needs the same images and labels."
@@ -86,8 +89,21 @@ def resume(folder: str | PathLike[str], console: Console | None = None, more_epo
         raise PatchloomError(f"A teacher has changed since {run.folder} began: exact resuming needs the same.")
     if job.start is not None and job.start.delta:
         _base_of(job.start)  # missed now rather than after the last epoch
-    run.settings |= job.settings()
-    return _go_on(run, job, task, Loop(task, job.recipe, run, processes, console))
+    loop = Loop(task, job.recipe, run, processes, console)
+    with run.locked() if processes.first else nullcontext():
+        identity = {"packages": environment.get("packages")} | _restore(run, loop)
+        _tell_versions(identity["packages"] or {}, console)
+        run.settings |= job.settings()
+        if _is_finished(run, loop):
+            console.say(
+                f"{run.folder} is finished: {job.recipe.epochs} epochs. `patchloom extend {run.folder} --epochs N` "
+                "adds some."
+            )
+            return run
+        if run.before and loop.counters.step:  # with both, before recipe.yaml changes: either is known if this is cut
+            loop.save()
+            run.checkpoints.wait()
+        return _go_on(run, job, task, loop)
 
 
 def _extended(job: Job, more: int, console: Console) -> Job:
@@ -137,14 +153,14 @@ def check_free(place: str | PathLike[str]) -> None:
 
 
 def _go_on(run: Run, job: Job, task: Classify, loop: Loop) -> Run:
-    """From the last checkpoint, where there is one, to the report."""
+    """From where the loop is to the report; this process has the lock of the folder."""
     processes = loop.processes
-    with run.locked() if processes.first else nullcontext(), noted_failure(run.folder, processes.first):
-        _restore(run, loop)
-        if processes.first:
-            run.renew()
-            run.mirrors = open_mirrors(run.folder, run.settings, loop.counters.step)
-        processes.wait()
+    if processes.first:
+        run.renew()
+        run.mirrors = open_mirrors(run.folder, run.settings, loop.counters.step)
+    run.before = None
+    processes.wait()
+    with noted_failure(run.folder, processes.first):
         try:
             loop.fit()
         finally:
@@ -154,22 +170,54 @@ def _go_on(run: Run, job: Job, task: Classify, loop: Loop) -> Run:
     return run
 
 
-def _restore(run: Run, loop: Loop) -> None:
-    """The first process looks for the last whole checkpoint; all take that one."""
+def _restore(run: Run, loop: Loop) -> dict[str, Any]:
+    """The first process looks for the last whole checkpoint; all take that one. What it remembers of its run."""
     processes = loop.processes
     path, problem = processes.gather(_newest(run, loop.console) if processes.first else None)[0]
     if problem is not None:
         raise PatchloomError(problem)
-    if path is not None:
-        if not path.exists():
-            raise PatchloomError(f"Process {processes.rank} does not see {path}: is the folder shared by all of them?")
-        try:
-            loop.restore(read_checkpoint(path, loop.empty))
-        except (RuntimeError, KeyError) as error:
-            raise PatchloomError(f"The checkpoint of {run.folder} does not fit its recipe.yaml: {error}.") from error
+    if path is None:
+        if (run.folder / "log.jsonl").exists():
+            loop.console.say(f"{run.folder} has no checkpoint: the run begins at its start.")
+        return {}
+    if not path.exists():
+        raise PatchloomError(f"Process {processes.rank} does not see {path}: is the folder shared by all of them?")
+    state = _read_fitting(path, run, loop)
+    if loop.counters.step < loop.total:
         loop.console.say(f"Resuming {run.folder} at step {loop.counters.step} of {loop.total}.")
-    elif (run.folder / "log.jsonl").exists():
-        loop.console.say(f"{run.folder} has no checkpoint: the run begins at its start.")
+    return dict(state.info.get("run", {}))
+
+
+def _read_fitting(path: Path, run: Run, loop: Loop) -> State:
+    """Restore a checkpoint whose settings are those of recipe.yaml."""
+    try:
+        state = read_checkpoint(path, loop.empty)
+        run.check_unedited(state.info.get("run", {}))
+        loop.restore(state)
+    except (RuntimeError, KeyError) as error:
+        raise PatchloomError(f"The checkpoint of {run.folder} does not fit its recipe.yaml: {error}.") from error
+    return state
+
+
+def _tell_versions(before: Mapping[str, Any], console: Console) -> None:
+    changed = [
+        f"{name} {version or 'not installed'} (was {before[name] or 'not installed'})"
+        for name, version in packages().items()
+        if name in before and before[name] != version
+    ]
+    if changed:
+        console.say(f"Other versions than before: {', '.join(changed)}. The result may differ in its last digits.")
+
+
+def _is_finished(run: Run, loop: Loop) -> bool:
+    """Whether all epochs are trained, evaluated, reported and exported; model.json is written last."""
+    written = all((run.folder / name).exists() for name in ("report.html", "export/model.safetensors"))
+    if not written or not loop.counters.step == loop.counters.evaluated == loop.total:
+        return False
+    try:
+        return bool(json.loads((run.folder / "export" / "model.json").read_text())["step"] == loop.total)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def _newest(run: Run, console: Console) -> tuple[Path | None, str | None]:
@@ -181,9 +229,12 @@ def _newest(run: Run, console: Console) -> tuple[Path | None, str | None]:
 
 
 def _finish(run: Run, job: Job, task: Classify, loop: Loop) -> None:
-    """The export and the report."""
+    """The report and the export."""
     trained = loop.average.model if loop.average is not None else loop.network
-    scores, whole = task.scores(trained) if task.split.held_out else None, whole_tensors(trained)
+    try:
+        scores, whole = task.scores(trained) if task.split.held_out else None, whole_tensors(trained)
+    except PatchloomError as error:
+        raise loop.stopped(error) from error
     if not loop.processes.first:
         return
     network = build(trained.config)
@@ -196,10 +247,10 @@ def _finish(run: Run, job: Job, task: Classify, loop: Loop) -> None:
         "held_out": {key: value for key, value in scores.summary().items() if key != "per_class"} if scores else None,
         "best": loop.counters.best,
     }
-    export_network(run.folder / "export", network, about)
+    write_report(run, task.source, task.split.held_out, scores, network)
     if job.start is not None and job.start.delta:
         save_delta(network, run.folder / "export" / "delta.safetensors", _base_of(job.start), job.start.weights)
-    write_report(run, task.source, task.split.held_out, scores, network)
+    export_network(run.folder / "export", network, about)  # last: with it a run is finished
     loop.console.say(f"The report is {run.folder / 'report.html'}, the {kind} weights are in {run.folder / 'export'}.")
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from patchloom.data.loader import Order, Steps, TrainImages, test_batches, train_batches
+from patchloom.data.loader import Batches, Order, Steps, TrainImages, test_batches, train_batches
 from patchloom.data.mixing import Mixing, erase, normalise, soft_targets
 from patchloom.data.sources import Source, Split, spread
 from patchloom.data.transforms import Augment
@@ -36,7 +36,7 @@ class Classify:
         self.steps_per_epoch, self.images_per_step = self.order.steps_per_epoch, self.order.images_per_step
         self.mixing = Mixing(recipe.mixup, recipe.cutmix, recipe.mix_probability, recipe.switch_probability)
 
-    def batches(self, start: int, end: int) -> Iterable[Batch]:
+    def batches(self, start: int, end: int) -> Batches:
         fields = {field.name: getattr(self.recipe, field.name) for field in dataclasses.fields(Augment)}
         augment = Augment(**{**fields, "flip": self.recipe.flip if self.source.flips else 0.0})
         size, recipe = self.network.config.img_size, self.recipe

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
 
@@ -12,7 +14,7 @@ import torch
 from patchloom.data.check import ACROSS, duplicates, pair_lines
 from patchloom.data.randomness import seed_of
 from patchloom.data.scan import find_unreadable, pixel_digest
-from patchloom.data.sources import Source, Split, open_source, split_source
+from patchloom.data.sources import Item, Source, Split, open_source, split_source
 from patchloom.errors import PatchloomError
 from patchloom.models.network import Network
 from patchloom.models.registry import build
@@ -30,6 +32,7 @@ from patchloom.weights.load import copy_scales
 
 FEW_FOR_SCRATCH = 5000  # training images, below which trained weights are the better start
 STARTING_WEIGHTS = "deit_small.fb_in1k"
+_SCANNED = 64  # images between two looks at the clock
 # fields of a recipe that change nothing in the images of a step
 _NOT_OF_IMAGES = {
     *("name", "summary", "sources", "epochs", "workers", "checkpoint_every", "optimizer", "betas", "eps", "momentum"),
@@ -48,15 +51,13 @@ def source_of(job: Job) -> Source:
 
 
 def open_data(
-    job: Job, console: Console, processes: Processes, strict: bool = False
+    job: Job, console: Console, processes: Processes, strict: bool = False, seconds: float = math.inf
 ) -> tuple[Source, Split, dict[str, str]]:
-    """The source of a job without its unreadable files, split, and those files with the reasons."""
+    """The source of a job without its unreadable files, split, and those files with the reasons. After `seconds` the
+    other images are taken as they are."""
     source = source_of(job)
-    mine = source.items()[processes.rank :: processes.count]
     glances: dict[str, bytes] = {}
-    found = find_unreadable(
-        source, mine, lambda done, of: console.progress(f"reading images: {done} of {of}"), glances=glances
-    )
+    found = _unreadable(source, source.items()[processes.rank :: processes.count], console, seconds, glances)
     parts = processes.gather((found, glances))
     bad = {key: reason for part, _ in parts for key, reason in part.items()}
     if bad:
@@ -75,6 +76,26 @@ def open_data(
     glances = {key: seen for _, part in parts for key, seen in part.items()}
     console.say(*_advice(job, split), *_equal_images(usable, split, glances))
     return usable, split, bad
+
+
+def _unreadable(
+    source: Source, items: Sequence[Item], console: Console, seconds: float, glances: dict[str, bytes]
+) -> dict[str, str]:
+    """The files that cannot be read, with the reasons; `glances` gets those of the others."""
+
+    def progress(done: int, of: int) -> None:
+        console.progress(f"reading images: {done} of {of}")
+
+    deadline = time.monotonic() + seconds
+    found: dict[str, str] = {}
+    size = len(items) if seconds == math.inf else _SCANNED
+    for start in range(0, len(items), max(1, size)):
+        if time.monotonic() > deadline:
+            console.say(f"Only the first {start} of {len(items)} images were read to find damaged ones.")
+            break
+        part = items[start : start + size]
+        found |= find_unreadable(source, part, progress, glances=glances)
+    return found
 
 
 def _advice(job: Job, split: Split) -> Iterator[str]:
@@ -96,12 +117,13 @@ def _equal_images(source: Source, split: Split, glances: Mapping[str, bytes]) ->
     if split.held_out is split.train:
         return []
     sides = {"training": split.train, "held out": split.held_out}
-    both = {glances[item.key] for item in split.train} & {glances[item.key] for item in split.held_out}
+    both = {glances.get(item.key) for item in split.train} & {glances.get(item.key) for item in split.held_out}
+    both.discard(None)  # images that were not looked at
     across, _ = duplicates(
         (item.key, side, pixel_digest(source.read(item)))
         for side, items in sides.items()
         for item in items
-        if glances[item.key] in both
+        if glances.get(item.key) in both
     )
     lines = pair_lines(ACROSS, across, f"`patchloom data check {quote(source.where)} --json` lists all")
     return [f"Warning: {lines[0]}", *lines[1:]] if lines else []
@@ -173,7 +195,7 @@ def _teachers(job: Job, task: Classify, console: Console) -> Teachers:
             task.source.fingerprint(), task.source.class_names, draws, how.img_size, how.mean, how.std,
             task.processes.count, [teacher.identity for teacher in teachers],
         ]  # fmt: skip
-        cache = TeacherCache(Path(teaching.cache), key)
+        cache = TeacherCache(Path(teaching.cache), key, console.say)
     taught = Teachers(teachers, task.source.class_names, cache)
     for note in taught.notes:
         console.say(note)

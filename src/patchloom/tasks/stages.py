@@ -69,16 +69,11 @@ def carry_out(
     if restarted() and (folder / _FILE).exists():
         return resume(folder, console)
     single.check_free(out)
-    if (folder / _FILE).exists():
-        raise PatchloomError(f"{folder} holds a run already: `patchloom resume {folder}` goes on with it.")
     finish.plan(low)
     if join_processes().first:
         asked = {"low": low.settings(), "finish": asdict(finish), "strict": strict, "log": log}
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            write_text(folder / _FILE, json.dumps(asked, indent=1) + "\n")
-        except OSError as error:
-            raise PatchloomError(f"{folder} cannot be written: {error}.") from error
+        with Run(folder, asked).locked():
+            _begin(folder, asked)
     join_processes().wait()
     try:
         return resume(folder, console)
@@ -86,6 +81,17 @@ def carry_out(
         if not (folder / _LOW / "recipe.yaml").exists():  # refused before it began: the folder stays free
             (folder / _FILE).unlink(missing_ok=True)
         raise
+
+
+def _begin(folder: Path, asked: dict[str, Any]) -> None:
+    """Write what was asked for, where no other process has begun meanwhile."""
+    single.check_free(folder)
+    if (folder / _FILE).exists():
+        raise PatchloomError(f"{folder} holds a run already: `patchloom resume {folder}` goes on with it.")
+    try:
+        write_text(folder / _FILE, json.dumps(asked, indent=1) + "\n")
+    except OSError as error:
+        raise PatchloomError(f"{folder} cannot be written: {error}.") from error
 
 
 def resume(folder: str | PathLike[str], console: Console | None = None, more_epochs: int = 0) -> Run:
@@ -100,7 +106,7 @@ def resume(folder: str | PathLike[str], console: Console | None = None, more_epo
     console.say(f"Stage 1 of 2, in {place / _LOW}.")
     if not (place / _LOW / "recipe.yaml").exists():
         single.carry_out(low, place / _LOW, **options)
-    elif not (place / _LOW / "report.html").exists():
+    elif not (place / _LOW / "export" / "model.json").exists():  # written last
         single.resume(place / _LOW, console)
     console.say(f"Stage 2 of 2, at {finish.resolution} pixels.")
     return single.carry_out(finish.job(low, place / _LOW), place, **options)

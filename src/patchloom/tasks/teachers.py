@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import io
 import json
 import math
 import os
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from patchloom import drafts
 from patchloom.compat import import_timm
 from patchloom.errors import PatchloomError
 from patchloom.install import install_hint
@@ -32,6 +34,7 @@ from patchloom.weights.load import load
 from patchloom.weights.shards import sync
 
 TIMM = "timm:"
+_DIGEST = hashlib.sha256().digest_size
 STUDENT = "student"  # as an image size: that of the student (thesis 3.3)
 
 
@@ -116,29 +119,37 @@ class TeacherCache:
     """What teachers said, one file a step and process: with the key, a step decides images, augmentation draws and
     mixing."""
 
-    def __init__(self, folder: Path, key: Any) -> None:
+    def __init__(self, folder: Path, key: Any, say: Callable[[str], None] = lambda _: None) -> None:
+        self.say = say
         name = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:20]
         self.folder = folder / name
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            drafts.sweep(self.folder, r"\d+-\d+\.npy")
         except OSError as error:
             raise PatchloomError(f"--cache {folder} cannot be written: {error}.") from error
 
     def read(self, step: int, rank: int, shape: tuple[int, int]) -> Tensor | None:
+        """None for what is not there, or damaged: then the teachers are asked again."""
+        path = self._path(step, rank)
         try:
-            with open(self._path(step, rank), "rb") as file:
-                said = np.lib.format.read_array(file, allow_pickle=False)
-        except (OSError, ValueError):  # not there, or damaged
+            content = path.read_bytes()
+        except OSError:
             return None
-        fits = said.shape == shape and said.dtype == np.float32 and np.isfinite(said).all()
-        return torch.from_numpy(said) if fits else None
+        data, mark = content[:-_DIGEST], content[-_DIGEST:]
+        if hashlib.sha256(data).digest() != mark:
+            self.say(f"{path} is damaged: the teachers are asked again for step {step}.")
+            return None
+        said = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+        return torch.from_numpy(said) if said.shape == shape else None
 
     def write(self, step: int, rank: int, said: Tensor) -> None:
-        path = self._path(step, rank)
-        aside = path.with_suffix(f".{os.getpid()}.tmp")
+        """An .npy file with the SHA-256 digest of its bytes after it."""
+        path, data = self._path(step, rank), io.BytesIO()
+        np.lib.format.write_array(data, said.float().cpu().numpy())
         try:
-            with open(aside, "wb") as file:
-                np.lib.format.write_array(file, said.float().cpu().numpy())
+            aside = drafts.own_name(path)
+            aside.write_bytes(data.getvalue() + hashlib.sha256(data.getvalue()).digest())
             sync(aside)
             aside.rename(path)
         except OSError as error:

@@ -30,6 +30,8 @@ from patchloom.errors import PatchloomError, StoppedError
 from patchloom.weights.files import CHECKPOINT_KEY, digest, kept_checkpoints, write_tensors
 from patchloom.weights.shards import SUFFIX, begin_shards, check_shards, read_shards, seal_shards, sync
 
+_TEMPORARY = re.compile(rf"tmp-(\d+|best)(\.safetensors|{re.escape(SUFFIX)})")
+
 
 @dataclass
 class State:
@@ -101,7 +103,8 @@ class Checkpoints:
     def newest(self, say: Callable[[str], None]) -> Path | None:
         """The last whole checkpoint; None where there is none. A damaged one is named, and the one before it taken."""
         for path in sorted(self.folder.glob("tmp-*")):  # what a killed process was writing
-            _remove(path)
+            if _TEMPORARY.fullmatch(path.name):
+                _remove(path)
         damaged = []
         for path in reversed(kept_checkpoints(self.folder)):
             try:
@@ -160,10 +163,16 @@ class Checkpoints:
     def _place(self, aside: Path, best: bool) -> None:
         """Give what was written aside its names, and drop what is older than the last two."""
         path = aside.with_name(aside.name.replace("tmp", "step", 1))
-        while path.is_dir():  # a folder cannot take another's place at one stroke: both stay
-            path = path.with_name(f"{path.stem}+{path.suffix}")
         if best:
             self._name_best(aside)
+        if path.is_dir():  # a folder cannot take another's place at one stroke: for a moment both are there
+            second = path.with_name(f"{path.stem}+{path.suffix}")
+            if second.is_dir():  # of a process that was killed here: the newer of the two
+                _remove(path)
+                os.replace(second, path)
+            os.replace(aside, second)
+            _remove(path)
+            aside = second
         os.replace(aside, path)
         for same in self.folder.glob(f"{path.stem.rstrip('+')}.*"):  # of the other kind
             if same.suffix != path.suffix:

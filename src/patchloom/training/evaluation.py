@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
@@ -105,7 +106,7 @@ def calibration_error(confidence: np.ndarray, correct: np.ndarray) -> float:
     return float(sum(gaps))
 
 
-@torch.inference_mode()
+@torch.no_grad()  # not inference_mode: a sharded network keeps what its first forward pass gathers, and trains with it
 def score(
     network: Any,
     source: Source,
@@ -128,10 +129,11 @@ def score(
     padded = mine + [0] * (-(-len(items) // processes.count) - len(mine))
     rows = [np.empty((0, 5))]
     try:
-        for images, labels in test_batches(source, padded, items, how, batch, workers):
-            x = normalise(images.to(processes.device), how.mean, how.std)
-            rows.append(_rows((answer or network)(x).float(), labels.to(processes.device)))
-            after_batch()
+        with closing(test_batches(source, padded, items, how, batch, workers)) as batches:
+            for images, targets in batches:
+                x = normalise(images.to(processes.device), how.mean, how.std)
+                rows.append(_rows((answer or network)(x).float(), targets.to(processes.device)))
+                after_batch()
     finally:
         network.train(was_training)
     table = np.empty((len(items), 5))

@@ -8,8 +8,8 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any, NoReturn, Protocol
 
@@ -40,7 +40,7 @@ class NotFiniteError(StoppedError):
 
 
 class _StopAsked(Exception):
-    """A signal came during an evaluation."""
+    """A signal came during an evaluation, or between the parts of an accumulated step."""
 
 
 class Task(Protocol):
@@ -51,7 +51,7 @@ class Task(Protocol):
     images_per_step: int  # over all processes
     metric: str  # of `evaluate`: larger is better
 
-    def batches(self, start: int, end: int) -> Iterable[Batch]:
+    def batches(self, start: int, end: int) -> Generator[Batch, None, None]:
         """This process's share of the batches of steps start to end."""
         ...
 
@@ -118,7 +118,8 @@ class Loop:
         counters = asdict(self.counters)
         counters["loss_sum"] = self.processes.total(self.counters.loss_sum)
         counters["loss_images"] = int(self.processes.total(self.counters.loss_images))
-        return State(self._tensors(), {**counters, "scaler": self.scaler.state_dict(), **self.task.about()})
+        info = {**counters, "scaler": self.scaler.state_dict(), "run": self.run.identity(), **self.task.about()}
+        return State(self._tensors(), info)
 
     def _tensors(self) -> dict[str, Tensor]:
         networks = {"model": self.network, **({"ema": self.average.model} if self.average else {})}
@@ -181,15 +182,18 @@ class Loop:
         self._start, self._begun = self.counters.step, time.monotonic()
         self.engine.train()
         if self._at_end_of_epoch():  # one that was stopped in its evaluation
-            self._save(self._end_epoch())
+            self.save(self._end_epoch())
         for batch in self._batches():
             self._step_or_stop(batch)
             if self.counters.step == self._start + 1:  # the optimizer has its state now
                 self._reserve()
-            improved = self._at_end_of_epoch() and self._end_epoch()
+            improved = False
+            if self._at_end_of_epoch():
+                self.save()  # first: whatever ends an evaluation, it does not cost an epoch
+                improved = self._end_epoch()
             stop, due = self.processes.any(self._signal is not None, self._due())
             if due or improved or stop or self.counters.step == self.total:
-                self._save(improved)
+                self.save(improved)
             if stop and self.counters.step < self.total:
                 self._interrupt()
             self._show()
@@ -197,34 +201,40 @@ class Loop:
 
     def _batches(self) -> Iterator[Batch]:
         """The batches that are left; where one cannot be had, a process on its own saves what it learned."""
-        batches = iter(self.task.batches(self._start, self.total))
-        while True:
-            try:
-                batch = next(batches)
-            except StopIteration:
-                return
-            except PatchloomError as error:
-                alone = self.processes.count == 1
-                if alone:
-                    self._save(False)
-                self.run.checkpoints.wait()
-                reason = str(error).strip().splitlines()[-1]  # a worker's has its traceback before it
-                raise StoppedError(
-                    f"Training stopped at step {self.counters.step}{', everything saved' if alone else ''}: "
-                    f"{reason.split('Error: ')[-1]}"
-                ) from error
-            yield batch
+        with closing(self.task.batches(self._start, self.total)) as batches:
+            while True:
+                try:
+                    batch = next(batches)
+                except StopIteration:
+                    return
+                except PatchloomError as error:
+                    alone = self.processes.count == 1
+                    if alone:
+                        self.save()
+                    raise self.stopped(error, alone) from error
+                yield batch
+
+    def stopped(self, error: PatchloomError, saved: bool = True) -> PatchloomError:
+        """What to tell of input that ended the run; `saved`: at the present step."""
+        self.run.checkpoints.wait()
+        where = f"step {self.counters.step}{', everything saved' if saved else ''}"
+        reason = str(error).rstrip(".")
+        return PatchloomError(
+            f"Training stopped at {where}: {reason}. `patchloom resume {self.run.folder}` continues it."
+        )
 
     def _step_or_stop(self, batch: Batch) -> None:
-        """A step; one whose loss is not finite leaves the state as it was before, and saved."""
+        """A step; one whose loss is not finite, or that a signal cut, leaves the state as it was before, and saved."""
         before = [buffer.clone() for buffer in self.network.buffers()]
         try:
             self.step(batch)
-        except NotFiniteError as error:
+        except (NotFiniteError, _StopAsked) as error:
             for buffer, value in zip(self.network.buffers(), before, strict=True):
                 buffer.copy_(value)
-            self._save(False)
+            self.save()
             self.run.checkpoints.wait()
+            if isinstance(error, _StopAsked):
+                self._interrupt()
             raise StoppedError(f"{error} The state before it is saved.") from error
         if self.processes.count == 1:
             self.run.checkpoints.check()
@@ -276,6 +286,8 @@ class Loop:
         count = self.recipe.accumulate
         parts = zip(*(tensor.tensor_split(count) for tensor in batch), strict=True)
         for i, part in enumerate(parts):
+            if i and self._signal and self.processes.count == 1:  # nothing but statistics has changed yet
+                raise _StopAsked
             moved = tuple(tensor.to(self.processes.device, non_blocking=True) for tensor in part)
             with self._gradients_stay(i < count - 1):
                 with autocast(self.recipe.precision, self.processes.device):
@@ -339,8 +351,11 @@ class Loop:
         try:
             return self.task.evaluate(network, stop_if_asked)
         except _StopAsked:
-            self._save(False)
             self._interrupt()
+        except StoppedError:
+            raise
+        except PatchloomError as error:
+            raise self.stopped(error) from error
 
     def _speed(self) -> float:
         """Images a second since this process began."""
@@ -374,7 +389,8 @@ class Loop:
         steps = number * (self.task.steps_per_epoch if unit == "epochs" else 1)
         return self.counters.step % steps == 0
 
-    def _save(self, best: bool) -> None:
+    def save(self, best: bool = False) -> None:
+        """Write a checkpoint in the background; every process calls it."""
         state = self.state()
         self._saved_at = time.monotonic()
         if self.sharded or self.processes.first:

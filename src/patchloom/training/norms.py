@@ -11,7 +11,7 @@ from patchloom.layers.residual import Branch
 from patchloom.models.network import Network
 
 
-@torch.inference_mode()
+@torch.no_grad()  # not inference_mode: see `score`
 def branch_norms(network: Network, images: Tensor) -> dict[str, float]:
     """By residual branch, ||added|| / ||read||: the L2 norm of what the branch adds to a token (LayerScale included)
     over that of the token it reads. The ratio is taken per token, then averaged over all tokens and images.

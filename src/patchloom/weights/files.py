@@ -6,6 +6,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import warnings
 import zipfile
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from patchloom import drafts
 from patchloom.errors import PatchloomError
 from patchloom.reading import parse_json, read_json
 from patchloom.weights import shards
@@ -30,6 +32,7 @@ _DTYPES = {
 }  # fmt: skip
 _MOST_HEADER = 16 << 20  # bytes; a million class names take less
 _FREE = 64 << 20  # bytes that any file may unpack to
+_KEPT = re.compile(rf"step-\d+\+*(\.safetensors|{re.escape(shards.SUFFIX)})")  # other names are not ours
 _WRAPPERS = ("model", "state_dict")  # what training scripts put weights under
 
 
@@ -69,7 +72,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -
     if path.suffix != ".safetensors":
         raise PatchloomError(f"patchloom writes .safetensors files, not {path.name!r}.")
     path = path.resolve()  # a link stays a link: its target is what is replaced
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside = drafts.aside(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         owners: dict[int, str] = {}
@@ -191,8 +194,7 @@ def _inside(folder: Path) -> Path:
 
 def kept_checkpoints(folder: Path) -> list[Path]:
     """The training checkpoints of a run, oldest first."""
-    kept = (path for path in folder.glob("step-*") if path.suffix in (".safetensors", shards.SUFFIX))
-    return sorted(kept, key=step_of)
+    return sorted((path for path in folder.glob("step-*") if _KEPT.fullmatch(path.name)), key=step_of)
 
 
 def step_of(checkpoint: Path) -> tuple[int, int]:

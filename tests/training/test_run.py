@@ -1,0 +1,81 @@
+"""The run folder: its lock, its log, its settings, and what killed processes left in it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from patchloom import drafts
+from patchloom.errors import PatchloomError
+from patchloom.training.checkpoints import Checkpoints
+from patchloom.training.run import Run, write_text
+from patchloom.weights.files import kept_checkpoints
+
+
+def test_the_lock_empties_no_file_and_follows_no_link(tmp_path: Path) -> None:
+    (tmp_path / "diary.txt").write_text("dear diary")
+    run = Run(tmp_path / "run", {})
+    with run.locked(), pytest.raises(PatchloomError, match="Another process"), run.locked():
+        pass
+    lock = tmp_path / "run" / ".lock"
+    lock.write_text("kept")
+    with run.locked():
+        assert lock.read_text() == "kept"
+    lock.unlink()
+    lock.symlink_to(tmp_path / "diary.txt")
+    with pytest.raises(PatchloomError, match="is a link"), run.locked():
+        pass
+    assert (tmp_path / "diary.txt").read_text() == "dear diary"
+
+
+@pytest.mark.parametrize("line", [b"\xff\xfe\x00broken\n", b"[" * 100_000 + b"\n", b"\0\n"])
+def test_a_log_that_is_no_text_is_named(line: bytes, tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_bytes(b'{"event": "epoch", "step": 1}\n' + line)
+    with pytest.raises(PatchloomError, match="line 2 is no record"):
+        Run(tmp_path, {}).records()
+
+
+def test_the_half_line_of_a_killed_process_does_not_count(tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_bytes(b'{"event": "epoch", "step": 1}\n{"event": "ep')
+    assert len(Run(tmp_path, {}).records()) == 1
+
+
+def test_edited_settings_are_told_with_the_difference_and_those_without_effect_are_free() -> None:
+    settings = {"seed": 3, "betas": (0.9, 0.99), "workers": 2, "epochs": 5}
+    identity = Run(Path("run"), settings).identity()
+    Run(Path("run"), {**settings, "betas": [0.9, 0.99], "workers": 0, "later_field": 1}).check_unedited(identity)
+    with pytest.raises(PatchloomError, match="seed is 4, was 3; epochs is 6, was 5"):
+        Run(Path("run"), {**settings, "seed": 4, "epochs": 6}).check_unedited(identity)
+    Run(Path("run"), {**settings, "epochs": 6}).check_unedited({**identity, "before": {**settings, "epochs": 6}})
+    Run(Path("run"), {"seed": 9}).check_unedited({})  # a checkpoint of an earlier version
+
+
+def test_what_killed_processes_left_is_removed_by_the_next_that_writes(tmp_path: Path) -> None:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    left = tmp_path / f".recipe.yaml.{dead.pid}"
+    others = [tmp_path / f".recipe.yaml.{os.getppid()}", tmp_path / ".recipe.yaml.bak", tmp_path / f".x.{dead.pid}"]
+    for path in (left, *others):
+        path.touch()
+    write_text(tmp_path / "recipe.yaml", "seed: 3\n")
+    assert not left.exists()
+    assert all(path.exists() for path in others)
+    left.mkdir()
+    assert drafts.aside(tmp_path / "recipe.yaml").name == f".recipe.yaml.{os.getpid()}"
+    assert not left.exists()
+
+
+def test_foreign_names_among_checkpoints_are_ignored_and_kept(tmp_path: Path) -> None:
+    ours = ["step-00000012.safetensors", "step-00000013.shards", "step-00000013+.shards"]
+    foreign = ["step-00000012 (1).safetensors", "step-latest.safetensors", "step-99999999.safetensors.part", "tmp-a"]
+    for name in (*ours, *foreign, "tmp-00000014.safetensors"):
+        (tmp_path / name).touch()
+    assert [path.name for path in kept_checkpoints(tmp_path)] == ours
+    with pytest.raises(PatchloomError, match="damaged"):
+        Checkpoints(tmp_path).newest(lambda _: None)
+    assert all((tmp_path / name).exists() for name in foreign)
+    assert not (tmp_path / "tmp-00000014.safetensors").exists()
