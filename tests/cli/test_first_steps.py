@@ -110,7 +110,7 @@ def test_equal_images_on_both_sides_and_few_held_out_images_are_told(tmp_path: P
     Image.open(data / "train" / "dog" / "2.png").save(data / "val" / "dog" / "other.bmp")  # equal pixels, other bytes
     main(["train", str(data), "--model", "deit_nano", "--recipe", "deit", *QUICK, "--out", str(tmp_path / "run")])
     said = capsys.readouterr().out
-    assert "1 pair of equal images on both sides of the split:\n  train/dog/2.png  val/dog/other.bmp" in said
+    assert "1 pair of duplicate images on both sides of the split:\n  train/dog/2.png  val/dog/other.bmp" in said
     assert "7 images, fewer than 100" in said
     assert "--recipe deit@small" in said
     (last,) = ((tmp_path / "run") / "log.jsonl").read_text().splitlines()

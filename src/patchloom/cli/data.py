@@ -89,7 +89,7 @@ def _summary(report: dict[str, Any]) -> list[str]:
     lines += [f"  note        {note}" for note in report["notes"]]
     pairs = {
         ACROSS: "duplicates",
-        "equal images on one side of the split": "duplicates_within",
+        "duplicate images on one side of the split": "duplicates_within",
         "images that look almost the same": "near_duplicates",
     }
     for what, name in pairs.items():

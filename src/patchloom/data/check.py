@@ -18,7 +18,7 @@ from patchloom.data.sources import Item, Source, count, split_source
 from patchloom.errors import PatchloomError
 
 SHOWN = 10  # pairs of duplicates before the rest is counted
-ACROSS = "equal images on both sides of the split"
+ACROSS = "duplicate images on both sides of the split"
 _NEAR = 2  # bits of 64 in which the hashes of near duplicates may differ
 _PARTS = ((0, 22), (22, 21), (43, 21))  # start and width; hashes that differ in two bits agree in one of three parts
 _MANY = 1000  # hashes that share a part, from which on not all are compared with all
