@@ -4,12 +4,14 @@ or, where that was killed, with the next one that writes to the same place."""
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+_HOST = re.sub(r"\W", "", platform.node())  # processes of another machine or container have numbers of their own
 _open: set[Path] = set()
 
 
@@ -20,13 +22,13 @@ def aside(path: Path) -> Path:
 
 
 def own_name(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}")
+    return path.with_name(f".{path.name}.{_HOST}-{os.getpid()}")
 
 
 def sweep(folder: Path, names: str) -> None:
-    """Remove what killed processes left of files whose names match the expression `names`."""
+    """Remove what killed processes of this machine left of files whose names match the expression `names`."""
     for left in folder.glob(".*") if folder.is_dir() else ():
-        found = re.fullmatch(rf"\.{names}\.(\d+)", left.name)
+        found = re.fullmatch(rf"\.{names}\.{_HOST}-(\d+)", left.name)
         if found and not _runs(int(found[1])):
             _remove(left)
 

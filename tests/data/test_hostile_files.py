@@ -15,9 +15,10 @@ from PIL import Image, features
 
 from patchloom import PatchloomError
 from patchloom.data.check import check_data
-from patchloom.data.images import read_image
+from patchloom.data.images import NOTE, read_image, to_rgb
 from patchloom.data.scan import find_unreadable
 from patchloom.data.sources import label_by_name, open_source
+from patchloom.install import pip_install
 
 HEIC = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic"
 
@@ -121,13 +122,29 @@ except ValueError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    command = pip_install("pillow-heif")
     assert done.stdout.splitlines() == [
         "('ant', 'bee')",
         "1 folder without images, not taken as a class: cow.",
-        "2 .heic files left aside. To read them: pip install pillow-heif",
-        "1 .heif file left aside. To read them: pip install pillow-heif",
-        "IMG_1.HEIC cannot be read as an image: a HEIF photo; to read it: pip install pillow-heif",
+        f"2 .heic files left aside. To read them: {command}",
+        f"1 .heif file left aside. To read them: {command}",
+        f"IMG_1.HEIC cannot be read as an image: a HEIF photo; to read it: {command}",
     ], done.stderr[-1000:]
+
+
+def test_16_bits_are_scaled_by_what_they_hold() -> None:
+    """The whole range as ever; 12 bits stretched with a note; 8 bits as they are, not black."""
+    for top, note in ((65535, False), (4095, True), (255, False)):
+        values = np.tile(np.linspace(0, top, 64).round().astype(np.uint16), (8, 1))
+        image = to_rgb(Image.fromarray(values))
+        assert np.abs(np.asarray(image)[..., 0].astype(float) - values * 255 / top).max() <= 1
+        assert (NOTE in image.info) is note
+
+
+def test_a_files_own_note_is_not_ours() -> None:
+    image = Image.new("RGB", (4, 4))
+    image.info.update({NOTE: "forged", "note": "forged"})
+    assert NOTE not in to_rgb(image).info
 
 
 RAMP = np.tile(np.linspace(0, 1, 64, dtype=np.float32), (8, 1))

@@ -21,7 +21,7 @@ from patchloom.errors import InterruptedWork, StoppedError
 from patchloom.tasks.carry_out import resume
 from patchloom.tasks.classify import Classify
 from patchloom.tasks.job import plan_job
-from patchloom.tasks.plan import measure_plan, plan_text
+from patchloom.tasks.plan import measure_plan, plan_lines
 from patchloom.tasks.train import train
 from patchloom.training.console import Console
 from patchloom.training.loop import Loop
@@ -310,7 +310,7 @@ def test_the_plan_writes_nothing(tmp_path: Path, monkeypatch) -> None:
     assert plan["steps"] == 2 * (1438 // 64)
     assert plan["lr"] == 1e-3
     assert plan["estimated_seconds"] > 0
-    assert "44 steps" in plan_text(plan)
+    assert "44 steps" in "".join(plan_lines(plan))
     wild = plan_job("digits", "deit_nano", "deit@small", {"lr": 1e30, "warmup_epochs": 0.0, "resolution": 16}, {})
     with pytest.raises(StoppedError, match="not finite"):
         measure_plan(wild, Console(quiet=True))

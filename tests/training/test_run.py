@@ -79,3 +79,42 @@ def test_foreign_names_among_checkpoints_are_ignored_and_kept(tmp_path: Path) ->
         Checkpoints(tmp_path).newest(lambda _: None)
     assert all((tmp_path / name).exists() for name in foreign)
     assert not (tmp_path / "tmp-00000014.safetensors").exists()
+
+
+def read_all(folder: Path) -> None:
+    run = Run.open(folder)
+    run.about()
+    run.records()
+
+
+@pytest.mark.parametrize("name", ["log.jsonl", "environment.json", "recipe.yaml"])
+@pytest.mark.parametrize("kind", ["fifo", "zero", "nested", "garbage"])
+def test_files_of_a_run_that_are_not_what_they_seem_are_refused_at_once(name: str, kind: str, tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("epochs: 2\n")
+    (tmp_path / "environment.json").write_text('{"data": {}}')
+    (tmp_path / "log.jsonl").write_text('{"event": "epoch", "step": 1}\n{"event": "ep')
+    assert len(Run.open(tmp_path).records()) == 1  # a half line is what a killed process leaves
+    (tmp_path / name).unlink()
+    if kind == "fifo":
+        os.mkfifo(tmp_path / name)
+    elif kind == "zero":
+        (tmp_path / name).symlink_to("/dev/zero")
+    else:
+        (tmp_path / name).write_bytes(b"\xff\xfe\x00" if kind == "garbage" else b"x: " + b"[" * 100_000 + b"\n")
+    with pytest.raises(PatchloomError, match=name):
+        read_all(tmp_path)
+
+
+def test_a_run_that_was_extended_is_not_taken_for_edited(tmp_path: Path) -> None:
+    run = Run(tmp_path, {"epochs": 2, "lr": 1.0})
+    run.create({"data": {}})
+    before = run.identity()
+    run.extend(3)
+    run.settings = {**run.settings, "epochs": 3}
+    run.check_unedited(before)
+    run.settings = {**run.settings, "epochs": 4}
+    with pytest.raises(PatchloomError, match="epochs is 4, was 2"):
+        run.check_unedited(before)
+    run.settings = {**run.settings, "epochs": 3, "lr": 2.0}
+    with pytest.raises(PatchloomError, match=r"lr is 2\.0, was 1\.0"):
+        run.check_unedited(before)

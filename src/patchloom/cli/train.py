@@ -87,7 +87,7 @@ def _model_options(required: bool) -> argparse.ArgumentParser:
 
 def _run_options() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(add_help=False)
-    options.add_argument("--out", metavar="RUN", help="the run folder (default: a new one, runs/NAME of the data)")
+    options.add_argument("--out", metavar="RUN", help="run folder (default: a new one, runs/NAME of the data)")
     options.add_argument("--labels", help="the label column of a CSV manifest")
     options.add_argument("--train-split", metavar="SPLIT", help="train on this split, or several: train+val")
     options.add_argument("--test-split", metavar="SPLIT", help="hold out this split; default: val, or else test")

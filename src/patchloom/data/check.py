@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image
 
 from patchloom.data.decoding import decode, open_header
+from patchloom.data.images import NOTE
 from patchloom.data.scan import Progress, in_threads, pixel_digest, reason_of, scaled_notes
 from patchloom.data.sources import Item, Source, count, split_source
 from patchloom.errors import PatchloomError
@@ -88,7 +89,7 @@ def _look(source: Source, item: Item) -> tuple[int, int, str, bytes, int, str | 
     data = source.data(item)
     image = source.read(item) if data is None else decode(data, item.key)
     mode = image.mode if data is None else open_header(data).mode
-    return image.width, image.height, mode, pixel_digest(image), difference_hash(image), image.info.get("note")
+    return image.width, image.height, mode, pixel_digest(image), difference_hash(image), image.info.get(NOTE)
 
 
 def difference_hash(image: Image.Image) -> int:
@@ -113,20 +114,25 @@ def _sides(source: Source) -> dict[tuple[str, str], str]:
 
 
 def duplicates(images: Iterable[tuple[str, str, bytes]]) -> tuple[list[list[str]], list[list[str]]]:
-    """Pairs of equal pixels across the sides of a split, and within one; each image beside the first one like it.
-    `images` are keys, sides and digests of pixels."""
+    """Pairs of equal pixels across the sides of a split, and within one; each image beside the first one like it of
+    each other side, and of its own. `images` are keys, sides and digests of pixels, in any order."""
     groups: dict[bytes, list[tuple[str, str]]] = defaultdict(list)
     for key, side, pixels in images:
         groups[pixels].append((key, side))
     across, within = [], []
     for group in groups.values():
-        firsts: dict[str, str] = {}
-        for key, side in group:
-            across += [[first, key] for other, first in firsts.items() if other != side]
-            if side in firsts:
-                within.append([firsts[side], key])
-            firsts.setdefault(side, key)
+        sides: dict[str, list[str]] = defaultdict(list)
+        for key, side in sorted(group):
+            sides[side].append(key)
+        within += [[keys[0], key] for keys in sides.values() for key in keys[1:]]
+        # the training images come first: each image that is measured on stands beside the one that was trained on
+        (first, *_), *others = (keys for _, keys in sorted(sides.items(), key=lambda pair: not _trained(pair[0])))
+        across += [[first, key] for keys in others for key in keys]
     return sorted(across), sorted(within)
+
+
+def _trained(side: str) -> bool:
+    return side.startswith("train")
 
 
 def pair_lines(what: str, pairs: list[list[str]], all_of_them: str) -> list[str]:

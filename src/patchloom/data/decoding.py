@@ -16,6 +16,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from patchloom.data import jpeg
 from patchloom.data.images import Picture, check_proportions, to_image, to_rgb
 from patchloom.errors import PatchloomError
+from patchloom.install import pip_install
 from patchloom.reading import read_file
 
 EXTENSIONS = frozenset(
@@ -28,8 +29,8 @@ MOST_BYTES = 512 << 20  # of an encoded image: as many as Pillow's limit of pixe
 _FORMATS = frozenset({"JPEG", "MPO", "PNG", "GIF", "BMP", "DIB", "TIFF", "WEBP", "PPM", "JPEG2000", "AVIF", "HEIF"})
 # formats that not every installation reads: extensions, first bytes after "ftyp", what reads them, how to get it
 _OPTIONAL = {
-    "HEIF": ((".heic", ".heif", ".hif"), (b"he", b"mif1", b"msf1"), "pillow-heif", "pip install pillow-heif"),
-    "AVIF": ((".avif",), (b"avi",), "Pillow", "pip install --upgrade pillow"),
+    "HEIF": ((".heic", ".heif", ".hif"), (b"he", b"mif1", b"msf1"), "pillow-heif", ("pillow-heif",)),
+    "AVIF": ((".avif",), (b"avi",), "Pillow", ("--upgrade", "pillow")),
 }
 
 Opener = Callable[[bytes], IO[bytes]]
@@ -103,7 +104,7 @@ def readable_formats(names: frozenset[str]) -> tuple[str, ...]:
 def unreadable_extensions() -> dict[str, str]:
     """Extensions of images that cannot be read here, each with the command that changes it."""
     missing = set(_OPTIONAL) - set(readable_formats(_FORMATS))
-    return {extension: _OPTIONAL[name][3] for name in sorted(missing) for extension in _OPTIONAL[name][0]}
+    return {extension: pip_install(*_OPTIONAL[name][3]) for name in sorted(missing) for extension in _OPTIONAL[name][0]}
 
 
 def _reason(error: BaseException, data: bytes | None) -> str:
@@ -115,8 +116,9 @@ def _reason(error: BaseException, data: bytes | None) -> str:
 
 
 def _unknown_format(data: bytes) -> str:
-    for name, (_, brands, reader, command) in _OPTIONAL.items():
+    for name, (_, brands, reader, words) in _OPTIONAL.items():
         if data[4:8] == b"ftyp" and data[8:12].startswith(brands):
-            there = name in readable_formats(_FORMATS)
-            return f"a damaged {name} photo, says {reader}" if there else f"a {name} photo; to read it: {command}"
+            if name in readable_formats(_FORMATS):
+                return f"a {name} photo that {reader} cannot read: it is damaged"
+            return f"a {name} photo; to read it: {pip_install(*words)}"
     return f"no image format that is read here; it begins with {data[:12]!r}"

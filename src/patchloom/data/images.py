@@ -21,6 +21,7 @@ FILTERS = {
 }
 
 Picture = Image.Image | np.ndarray | Encoded  # RGB of Pillow's, (height, width, 4) uint8 RGBX, or a JPEG
+NOTE = "patchloom note"  # of an image's info
 LONGEST = 100  # times as long as wide: resized by its shorter side, a thin line would grow without bound
 
 
@@ -37,31 +38,32 @@ def read_image(path: str | PathLike[str]) -> Image.Image:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Any image as RGB. Pixels of more than 8 bits are scaled; where that took a decision, `info["note"]` tells it."""
-    if image.mode not in ("F", "I"):
-        if image.mode.startswith("I"):  # 16 bits a pixel, which Pillow would cut off at 255 instead of scaling
-            image = Image.fromarray((np.asarray(image) // 257).astype(np.uint8))
+    """Any image as RGB. Pixels of more than 8 bits are scaled; where that took a decision, `info[NOTE]` tells it."""
+    image.info.pop(NOTE, None)  # what a file may say under this name is not ours
+    if image.mode != "F" and not image.mode.startswith("I"):
         return image.convert("RGB")
     pixels, note = _to_8_bits(np.asarray(image))
     scaled = Image.fromarray(pixels).convert("RGB")
     if note:
-        scaled.info["note"] = note
+        scaled.info[NOTE] = note
     return scaled
 
 
 def _to_8_bits(values: np.ndarray) -> tuple[np.ndarray, str | None]:
-    """32-bit integers or floats as uint8, and how they were scaled.
+    """Integers of 16 or 32 bits, or floats, as uint8, and how they were scaled.
 
-    8-bit values stay as they are; those that fill more than half of 0 to 1 (floats) or of 16 bits keep that range;
-    others are stretched from their least to their greatest.
+    Values that fill more than half of 0 to 1 (floats) or of 16 bits keep that range; 8-bit values stay as they are;
+    others are stretched from their least to their greatest. 16-bit files that fill their range need no note.
     """
     low, high = float(values.min()), float(values.max())
     if not np.isfinite((low, high)).all():
         raise ValueError("it holds values that are not finite")
-    whole = values.dtype.kind == "i"
+    whole = values.dtype.kind in "iu"
     if whole and low < 0:
         raise ValueError(f"it holds negative integers, from {low:g} on; save it with 8 or 16 bits per channel")
     top = 65535 if whole else 1
+    if values.dtype == np.uint16 and high > top / 2:
+        return (values // 257).astype(np.uint8), None
     if low >= 0 and top / 2 < high <= top:
         low, high = 0, top
     elif low >= 0 and high <= 255 and (whole or bool((values == np.rint(values)).all())):

@@ -194,7 +194,8 @@ def _read(loader: DataLoader[Any]) -> Batches:
             raise
         raise PatchloomError(
             "A worker process that reads images ended unexpectedly: it was killed, or memory or shared memory ran "
-            f"out. Try fewer workers than workers={len(workers)} (workers=0 starts none), or a smaller batch_size."
+            f"out. Set `workers: 0` in recipe.yaml (it has {len(workers)}) before you resume; a smaller batch_size "
+            "needs a new run."
         ) from error
     finally:
         if workers:

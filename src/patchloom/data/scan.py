@@ -11,6 +11,7 @@ from typing import TypeVar
 from PIL import Image
 
 from patchloom.data.decoding import UnreadableImage
+from patchloom.data.images import NOTE
 from patchloom.data.sources import Item, Source, count, some
 from patchloom.errors import PatchloomError
 
@@ -37,7 +38,7 @@ def find_unreadable(
     def look(item: Item) -> str | None:
         try:
             image = source.read(item)
-            if note := image.info.get("note"):
+            if note := image.info.get(NOTE):
                 scaled.append(f"{item.key}: {note}")
             if glances is not None:
                 glances[item.key] = glance(image)

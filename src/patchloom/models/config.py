@@ -120,9 +120,10 @@ def plain_number(value: Any) -> Any:
 
 
 def check_value(model: str, field: dataclasses.Field[Any], value: Any, hint: Any) -> None:
-    least, most = field.metadata.get("least", 1), field.metadata.get("most", _MOST.get(field.name, 10**9))
+    least, most = field.metadata.get("least", 1), field.metadata.get("most", _MOST.get(field.name, math.inf))
     if not _fits(value, hint) or (hint is int and not least <= value <= most):
-        bound = f" of at least {least} and at most {most}" if hint is int else ""
+        bound = f" from {least} to {most}" if most < math.inf else f" of at least {least}"
+        bound = bound if hint is int else ""
         raise PatchloomError(f"The option {field.name!r} of {model} must be {_describe(hint)}{bound}, not {value!r}.")
 
 

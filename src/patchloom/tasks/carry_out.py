@@ -15,6 +15,7 @@ from patchloom.data.sources import Split, split_source
 from patchloom.errors import PatchloomError
 from patchloom.models.network import Network
 from patchloom.models.registry import build
+from patchloom.reading import read_json
 from patchloom.tasks.classify import Classify
 from patchloom.tasks.distill import Distill
 from patchloom.tasks.job import Job, Start
@@ -77,7 +78,7 @@ def resume(folder: str | PathLike[str], console: Console | None = None, more_epo
     environment = run.about()
     run.records()  # a damaged log is told before hours of training
     if more_epochs:
-        run.before, job = dict(run.settings), _extended(job, more_epochs, console)
+        job = _extended(job, more_epochs, console)
     if environment["data"].get("fingerprint") != source_of(job).fingerprint():
         raise PatchloomError(
             f"{job.data} has changed since {run.folder} began: exact resuming needs the same images and labels."
@@ -94,15 +95,14 @@ def resume(folder: str | PathLike[str], console: Console | None = None, more_epo
         identity = {"packages": environment.get("packages")} | _restore(run, loop)
         _tell_versions(identity["packages"] or {}, console)
         run.settings |= job.settings()
-        if _is_finished(run, loop):
+        if processes.gather(_is_finished(run, loop))[0]:  # files may reach the others late
             console.say(
                 f"{run.folder} is finished: {job.recipe.epochs} epochs. `patchloom extend {run.folder} --epochs N` "
                 "adds some."
             )
             return run
-        if run.before and loop.counters.step:  # with both, before recipe.yaml changes: either is known if this is cut
-            loop.save()
-            run.checkpoints.wait()
+        if more_epochs and processes.first:
+            run.extend(job.recipe.epochs)
         return _go_on(run, job, task, loop)
 
 
@@ -141,7 +141,7 @@ def _base_of(start: Start) -> Network:
 def check_free(place: str | PathLike[str]) -> None:
     """Refuse before hours of reading what would be refused after them."""
     if not os.fspath(place):
-        raise PatchloomError("--out is the name of a folder for the run.")
+        raise PatchloomError("--out is empty. Give the name of a folder for the run.")
     out = Path(place)
     if (out / "recipe.yaml").exists() or (out / "checkpoints").exists():
         raise PatchloomError(
@@ -158,7 +158,6 @@ def _go_on(run: Run, job: Job, task: Classify, loop: Loop) -> Run:
     if processes.first:
         run.renew()
         run.mirrors = open_mirrors(run.folder, run.settings, loop.counters.step)
-    run.before = None
     processes.wait()
     with noted_failure(run.folder, processes.first):
         try:
@@ -206,7 +205,9 @@ def _tell_versions(before: Mapping[str, Any], console: Console) -> None:
         if name in before and before[name] != version
     ]
     if changed:
-        console.say(f"Other versions than before: {', '.join(changed)}. The result may differ in its last digits.")
+        console.say(
+            f"Library versions have changed since the checkpoint: {', '.join(changed)}. Results may differ slightly."
+        )
 
 
 def _is_finished(run: Run, loop: Loop) -> bool:
@@ -215,8 +216,8 @@ def _is_finished(run: Run, loop: Loop) -> bool:
     if not written or not loop.counters.step == loop.counters.evaluated == loop.total:
         return False
     try:
-        return bool(json.loads((run.folder / "export" / "model.json").read_text())["step"] == loop.total)
-    except (OSError, ValueError, KeyError, TypeError):
+        return bool(read_json(run.folder / "export" / "model.json")["step"] == loop.total)
+    except (PatchloomError, KeyError, TypeError):
         return False
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from patchloom.data.decoding import EXTENSIONS
-from patchloom.data.images import read_image, resize_and_crop
+from patchloom.data.images import NOTE, read_image, resize_and_crop
 from patchloom.data.mixing import normalise
 from patchloom.data.scan import find_unreadable, reason_of
 from patchloom.data.sources import Item, Source, join_splits, open_source, split_names, split_source
@@ -330,7 +330,7 @@ def _predict_batch(network: Network, paths: list[Path], top: int) -> list[dict[s
         try:
             picture = read_image(path)
             pictures.append(np.asarray(resize_and_crop(picture, network.preprocessing)))
-            row |= {"note": note} if (note := picture.info.get("note")) else {}
+            row |= {"note": note} if (note := picture.info.get(NOTE)) else {}
         except (ValueError, MemoryError) as error:  # ours among them
             row["error"] = reason_of(error)
         rows.append(row)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from patchloom.data.sources import Split, split_source
+from patchloom.data.sources import Split, count, split_source
 from patchloom.models.complexity import complexity
 from patchloom.models.config import Config
 from patchloom.models.registry import build
@@ -42,10 +42,13 @@ def measure_plan(job: Job, console: Console, strict: bool = False) -> dict[str, 
     source = source_of(job)
     config = job.network_config(len(source.class_names))
     plan = _sizes(job, config, split_source(source, job.splits), processes)
-    console.say(plan_text(plan))
+    console.say(*plan_lines(plan))
     usable, split, bad = open_data(job, console, processes, strict, seconds=math.inf if strict else _SCAN)
     check_batch(job.recipe, len(split.train), processes.count)
-    seconds, waiting = _estimate(job, config, processes) or _measure(_small_loop(job, usable, split, processes))
+    if bad:
+        plan = _sizes(job, config, split, processes)
+        console.say(f"Without {count(len(bad), 'unreadable file')}:", *plan_lines(plan)[1:])
+    seconds, waiting = _estimate(config, processes) or _measure(_small_loop(job, usable, split, processes))
     images = plan["images_seen"] // plan["steps"]
     plan |= {
         "skipped": len(bad),
@@ -106,14 +109,14 @@ def _saved_bytes(network: Any, config: Config, images: int) -> int:
     return sum(sizes)
 
 
-def _estimate(job: Job, config: Config, processes: Processes) -> tuple[float, float] | None:
+def _estimate(config: Config, processes: Processes) -> tuple[float, float] | None:
     """Seconds per image from the number of operations, for a network that is too slow to measure."""
     a = torch.ones(1024, 1024, device=processes.device)
     a @ a
     begun = time.perf_counter()
     float((a @ a).sum())
     per_image = _WORK * complexity(config).macs * (time.perf_counter() - begun) / 1024**3
-    slow = per_image * 2 > _BUDGET and job.start is None
+    slow = per_image * 2 > _BUDGET
     return (per_image, 0.0) if processes.gather(slow)[0] else None
 
 
@@ -148,21 +151,19 @@ def _measure(loop: Loop) -> tuple[float, float]:
     return computing, waiting
 
 
-def plan_text(plan: dict[str, Any]) -> str:
+def plan_lines(plan: dict[str, Any]) -> list[str]:
     """The sizes of the plan for people."""
     curve = plan["lr_curve"]
     high = max(rate for _, rate in curve) or 1.0
     bars = "".join(" ▁▂▃▄▅▆▇█"[round(8 * rate / high)] for _, rate in curve)
-    return "\n".join(
-        [
-            f"{plan['model']} ({plan['params'] / 1e6:.2f} million parameters) with {plan['recipe']} on {plan['data']}",
-            f"  {plan['training_images']} training images, {plan['held_out_images']} held out",
-            f"  {plan['epochs']} epochs of {plan['steps_per_epoch']} steps at batch {plan['batch_size']}: "
-            f"{plan['steps']} steps, {plan['images_seen']} images seen",
-            f"  learning rate {plan['lr']:.3g} at its peak   {bars}",
-            f"  about {plan['peak_memory_mb']} MB of memory for the network and its batch",
-        ]
-    )
+    return [
+        f"{plan['model']} ({plan['params'] / 1e6:.2f} million parameters) with {plan['recipe']} on {plan['data']}",
+        f"  {plan['training_images']} training images, {plan['held_out_images']} held out",
+        f"  {count(plan['epochs'], 'epoch')} of {count(plan['steps_per_epoch'], 'step')} at batch "
+        f"{plan['batch_size']}: {count(plan['steps'], 'step')}, {plan['images_seen']} images seen",
+        f"  learning rate {plan['lr']:.3g} at its peak   {bars}",
+        f"  about {plan['peak_memory_mb']} MB of memory for the network and its batch",
+    ]
 
 
 def time_text(plan: dict[str, Any]) -> str:

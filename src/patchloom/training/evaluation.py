@@ -73,13 +73,16 @@ def wilson_interval(correct: int, count: int) -> tuple[float, float]:
     z = NormalDist().inv_cdf(0.975)
     middle = (correct + z * z / 2) / (count + z * z)
     half = z / (count + z * z) * math.sqrt(correct * (count - correct) / count + z * z / 4)
-    return max(0.0, middle - half), min(1.0, middle + half)
+    # exact at the ends: rounding must not leave the fraction itself outside
+    return 0.0 if correct == 0 else middle - half, 1.0 if correct == count else middle + half
 
 
 def interval_text(figures: Mapping[str, Any]) -> str:
-    """top-1 for people: "93.33 % (95 % interval 84.1 % to 97.4 %) of 60 images"."""
-    low, high = figures["top1_interval"]
-    return f"{figures['top1']:.2%} (95 % interval {low:.1%} to {high:.1%}) of {figures['count']} images"
+    """top-1 for people: "93.33 % (95 % interval 84.1 % to 97.4 %) of 60 images". In the log of a run that averages its
+    weights, that of the averaged ones, which are the result."""
+    kind = "ema_" if "ema_top1_interval" in figures else ""
+    low, high = figures[f"{kind}top1_interval"]
+    return f"{figures[f'{kind}top1']:.2%} (95 % interval {low:.1%} to {high:.1%}) of {figures['count']} images"
 
 
 def few_images_warning(count: int) -> str | None:

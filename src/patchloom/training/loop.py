@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict, dataclass, field
+from shlex import quote
 from typing import Any, NoReturn, Protocol
 
 import torch
@@ -187,12 +188,12 @@ class Loop:
             self._step_or_stop(batch)
             if self.counters.step == self._start + 1:  # the optimizer has its state now
                 self._reserve()
-            improved = False
-            if self._at_end_of_epoch():
+            improved, ended = False, self._at_end_of_epoch()
+            if ended:
                 self.save()  # first: whatever ends an evaluation, it does not cost an epoch
                 improved = self._end_epoch()
             stop, due = self.processes.any(self._signal is not None, self._due())
-            if due or improved or stop or self.counters.step == self.total:
+            if improved or stop or (due and not ended) or self.counters.step == self.total:
                 self.save(improved)
             if stop and self.counters.step < self.total:
                 self._interrupt()
@@ -220,7 +221,7 @@ class Loop:
         where = f"step {self.counters.step}{', everything saved' if saved else ''}"
         reason = str(error).rstrip(".")
         return PatchloomError(
-            f"Training stopped at {where}: {reason}. `patchloom resume {self.run.folder}` continues it."
+            f"Training stopped at {where}: {reason}. `patchloom resume {quote(str(self.run.folder))}` continues it."
         )
 
     def _step_or_stop(self, batch: Batch) -> None:
@@ -243,7 +244,7 @@ class Loop:
         self.run.checkpoints.wait()
         raise InterruptedWork(
             f"Stopped by {self._signal or 'a signal'} at step {self.counters.step} of {self.total}, everything saved; "
-            f"`patchloom resume {self.run.folder}` goes on."
+            f"`patchloom resume {quote(str(self.run.folder))}` continues it."
         )
 
     def _reserve(self) -> None:
@@ -264,8 +265,8 @@ class Loop:
         loss = self._backward(batch, step)
         if self.processes.any(not math.isfinite(loss))[0]:
             raise NotFiniteError(
-                f"The loss is not finite ({loss}) at step {step}, learning rate {rate:.3g}. Try a smaller lr, more "
-                f"warmup_epochs, clip_grad=1, or precision=float32."
+                f"The loss is not finite ({loss}) at step {step}, learning rate {rate:.3g}. Start a new run with a "
+                f"smaller lr, more warmup_epochs, clip_grad=1, or precision=float32."
             )
         self.scaler.unscale_(self.optimizer)
         if recipe.clip_grad and recipe.optimizer != "lamb":  # LAMB clips by itself
@@ -325,8 +326,8 @@ class Loop:
         bad = [name for name, value in record.items() if isinstance(value, float) and not math.isfinite(value)]
         if bad:
             raise StoppedError(
-                f"The evaluation at step {counters.step} gives no numbers ({', '.join(bad)}): the weights are damaged "
-                f"already. Try a smaller lr, more warmup_epochs, clip_grad=1, or precision=float32."
+                f"The evaluation at step {counters.step} is NaN or infinite ({', '.join(bad)}): the weights are "
+                f"damaged. Start a new run with a smaller lr, more warmup_epochs, clip_grad=1, or precision=float32."
             )
         counters.loss_sum, counters.loss_images, counters.evaluated = 0.0, 0, counters.step
         # without held-out images there is no metric, and the newest checkpoint is the best

@@ -20,12 +20,14 @@ import torch
 
 from patchloom import drafts
 from patchloom.errors import PatchloomError, StoppedError
+from patchloom.reading import parse_json, read_file
 from patchloom.training.checkpoints import Checkpoints
 from patchloom.training.mirrors import Mirror
 
 _PACKAGES = ("patchloom", "torch", "torchvision", "timm", "numpy", "pillow", "safetensors", "scikit-learn")
+_MOST = 1 << 30  # bytes of a file of a run folder that is read whole
 # settings that change no result; the images at another place are compared with those that the run began with
-_FREE = ("workers", "checkpoint_every", "log", "data")
+_FREE = ("workers", "checkpoint_every", "log", "data", "gradient_checkpointing")
 
 
 class Run:
@@ -34,7 +36,6 @@ class Run:
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
         self.folder = folder
         self.settings = settings
-        self.before: dict[str, Any] | None = None  # the settings that recipe.yaml may still hold, while they change
         self.checkpoints = Checkpoints(folder / "checkpoints")
         self.mirrors: list[Mirror] = []
 
@@ -50,7 +51,7 @@ class Run:
     def open(cls, folder: Path) -> Run:
         """The run in a folder."""
         path = folder / "recipe.yaml"
-        if not path.is_file():
+        if not path.exists():
             raise PatchloomError(f"{folder} holds no run: there is no recipe.yaml in it.")
         return cls(folder, read_settings(path))
 
@@ -65,11 +66,9 @@ class Run:
             if path.is_symlink():
                 raise PatchloomError(f"{path} is a link, which is not followed: remove it.") from error
             raise StoppedError(f"{self.folder} cannot be written: {error}.") from error
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        if not _lock(handle):
             os.close(handle)
-            raise PatchloomError(f"Another process is training in {self.folder}.") from error
+            raise PatchloomError(f"Another process is training in {self.folder}.")
         try:
             yield
         finally:
@@ -79,22 +78,33 @@ class Run:
         """What environment.json holds."""
         path = self.folder / "environment.json"
         try:
-            about = json.loads(path.read_text())
+            about = parse_json(read_file(path, _MOST))
             return {**about, "data": dict(about["data"])}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise PatchloomError(f"{path} is damaged or missing: {error}.") from error
 
     def identity(self) -> dict[str, Any]:
         """What a checkpoint remembers of its run: that recipe.yaml was edited, or libraries updated, is noticed."""
-        return {"settings": self.settings, "before": self.before, "packages": packages()}
+        return {"settings": self.settings, "packages": packages()}
+
+    def extend(self, epochs: int) -> None:
+        """Note in environment.json, before recipe.yaml has it, that the run may have this number of epochs: a
+        checkpoint from before the extension does not take it for an edit."""
+        about = self.about()
+        about["extended"] = [*about.get("extended", []), epochs]
+        try:
+            write_text(self.folder / "environment.json", json.dumps(about, indent=1) + "\n")
+        except OSError as error:
+            raise StoppedError(f"{self.folder} cannot be written: {error}.") from error
 
     def check_unedited(self, identity: Mapping[str, Any]) -> None:
         """Refuse settings that were edited since a checkpoint was written; `identity` is empty in older ones."""
-        known = [settings for settings in (identity.get("settings"), identity.get("before")) if settings]
-        edited = [_differences(settings, self.settings) for settings in known]
-        if edited and all(edited):
+        known = dict(identity.get("settings") or {})
+        if self.settings.get("epochs") in self.about().get("extended", []):
+            known["epochs"] = self.settings["epochs"]
+        if edited := _differences(known, self.settings):
             raise PatchloomError(
-                f"{self.folder / 'recipe.yaml'} was edited after the run began: {'; '.join(edited[0])}. Put the old "
+                f"{self.folder / 'recipe.yaml'} was edited after the run began: {'; '.join(edited)}. Put the old "
                 "values back to resume it, or start another run."
             )
 
@@ -103,7 +113,7 @@ class Run:
         log = self.folder / "log.jsonl"
         try:
             self._write_settings()
-            if log.exists() and not (text := log.read_bytes()).endswith(b"\n"):
+            if log.exists() and not (text := read_file(log, _MOST)).endswith(b"\n"):
                 os.truncate(log, text.rfind(b"\n") + 1)
         except OSError as error:
             raise StoppedError(f"{self.folder} cannot be written: {error}.") from error
@@ -130,20 +140,39 @@ class Run:
         killed process may have left does not count."""
         path = self.folder / "log.jsonl"
         last: dict[Any, dict[str, Any]] = {}
-        for i, line in enumerate(path.read_bytes().split(b"\n")[:-1] if path.exists() else [], 1):
+        try:
+            *lines, half = read_file(path, _MOST).split(b"\n") if path.exists() else [b""]
+        except OSError as error:
+            raise PatchloomError(f"{path} cannot be read: {error.strerror or error}.") from error
+        for i, line in enumerate([*lines, *([half] if not b"{".startswith(half[:1]) else [])], 1):
             try:
-                row = json.loads(line)
+                row = parse_json(line)
                 last[row.get("event"), row["step"]] = row
-            except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-                raise PatchloomError(f"{path} is damaged: line {i} is no record.") from error
+            except (ValueError, KeyError, AttributeError, TypeError) as error:
+                raise PatchloomError(f"{path} is damaged: line {i} is not a record.") from error
         return list(last.values())
+
+
+def _lock(handle: int) -> bool:
+    """Take the lock of an open file. `patchloom runs` holds it for a moment to see whether it is free, so that one
+    refusal is not the last word."""
+    for _ in range(10):
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except OSError:
+            time.sleep(0.05)
+    return False
 
 
 def read_settings(path: Path) -> dict[str, Any]:
     try:
-        pairs = (line.split(": ", 1) for line in path.read_text().splitlines() if line and not line.startswith("#"))
-        return {key: json.loads(value) for key, value in pairs}
-    except (ValueError, OSError, RecursionError) as error:
+        text = read_file(path, _MOST).decode()
+        lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+        if wrong := [line for line in lines if ": " not in line]:
+            raise ValueError(f"{wrong[0][:60]!r} is not `key: value`")
+        return {key: parse_json(value) for key, value in (line.split(": ", 1) for line in lines)}
+    except (ValueError, OSError) as error:
         raise PatchloomError(f"{path} is damaged: {error}.") from error
 
 

@@ -27,7 +27,7 @@ from patchloom.weights.files import Checkpoint, read
 
 _PREFIX = "hf-hub:"
 _FILES = ("model.safetensors", "pytorch_model.bin")
-_PATIENCE = 3  # seconds for the hub's first answer
+_PATIENCE = 5  # seconds for the hub's first answer
 
 
 def is_remote(source: str | PathLike[str]) -> bool:
