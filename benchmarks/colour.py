@@ -30,11 +30,11 @@ import torch
 
 import patchloom
 from patchloom.compat import import_timm
+from patchloom.console import Console
 from patchloom.data.sources import open_source, split_source
 from patchloom.models.registry import build
 from patchloom.recipes.changes import network_config
-from patchloom.tasks.job import Job, plan_job
-from patchloom.training.console import Console
+from patchloom.runs.config import Job, plan_job
 
 RECIPES = {"cait_nano": "cait@small", "deit_nano": "deit@small"}
 SIDES = ("patchloom", "timm")

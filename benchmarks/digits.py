@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 
 import patchloom
-from patchloom.tasks.carry_out import resume
-from patchloom.training.console import Console
+from patchloom.console import Console
+from patchloom.runs.launch import resume
 
 RECIPES = {
     "deit_nano": "deit@small",

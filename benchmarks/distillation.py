@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import patchloom
+from patchloom.console import Console
 from patchloom.recipes.changes import parse_words
-from patchloom.training.console import Console
 
 HOWS = ("none", "soft", "hard", "token")
 

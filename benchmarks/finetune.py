@@ -23,12 +23,12 @@ from typing import Any
 import torch
 
 import patchloom
+from patchloom.console import Console
+from patchloom.inference.probes import probe
 from patchloom.recipes.changes import parse_words
 from patchloom.recipes.registry import find_recipe
-from patchloom.tasks.probe import probe
-from patchloom.tasks.start import freeze
-from patchloom.training.console import Console
-from patchloom.training.losses import cross_entropy
+from patchloom.tasks.classification.losses import cross_entropy
+from patchloom.tasks.classification.start import freeze
 from patchloom.training.optimizers import make_optimizer
 
 TUNINGS = ("all", "attention", "ffn", "head")

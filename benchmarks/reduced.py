@@ -29,9 +29,9 @@ from patchloom.data.images import read_image, resize_and_crop
 from patchloom.data.mixing import normalise
 from patchloom.exporting.formats import Request, make
 from patchloom.exporting.openvino import import_silently
+from patchloom.inference.predict import expand_images
 from patchloom.kernels import native
 from patchloom.models.network import Network
-from patchloom.tasks.evaluate import expand_images
 from patchloom.training.precision import survives
 
 Form = Callable[[Tensor], Tensor]

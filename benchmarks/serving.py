@@ -33,8 +33,8 @@ import numpy as np
 import torch
 
 import patchloom
-from patchloom.serve.samples import find_samples
-from patchloom.tasks.evaluate import probabilities
+from patchloom.data.samples import find_samples
+from patchloom.inference.predict import class_probabilities
 
 _MARK = b"0123456789abcdef"
 BETWEEN_BURSTS = 0.05  # seconds; the answers of one batch are closer together
@@ -128,7 +128,7 @@ def alone(network: Any, batch: int, seconds: float) -> float:
     pixels = np.random.default_rng(0).integers(0, 256, (batch, *network.config.img_size, 3), dtype=np.uint8)
     begun, count = time.perf_counter(), 0
     while (now := time.perf_counter()) - begun < seconds:
-        probabilities(network, pixels)
+        class_probabilities(network, pixels)
         count += batch
     return count / (now - begun)
 

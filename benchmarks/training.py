@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 
+from patchloom.console import Console
 from patchloom.models.registry import build, find_config
 from patchloom.recipes.recipe import Recipe
-from patchloom.training.console import Console
+from patchloom.tasks.classification.losses import cross_entropy
 from patchloom.training.loop import Batch, Loop
-from patchloom.training.losses import cross_entropy
 from patchloom.training.processes import Processes
 from patchloom.training.run import Run
 

@@ -6,8 +6,8 @@ import io
 
 import pytest
 
+from patchloom.console import Console
 from patchloom.terminal import print_lines, printable
-from patchloom.training.console import Console
 
 
 @pytest.mark.parametrize(

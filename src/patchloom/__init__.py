@@ -15,18 +15,18 @@ _HOMES = {
     "capture_attention": "patchloom.layers.attention",
     "complexity": "patchloom.models.complexity",
     "create_model": "patchloom.models.registry",
-    "distill": "patchloom.tasks.train",
-    "evaluate": "patchloom.tasks.evaluate",
+    "distill": "patchloom.tasks.classification.train",
+    "evaluate": "patchloom.tasks.classification.evaluate",
     "explain": "patchloom.explaining.explanation",
-    "finetune": "patchloom.tasks.train",
+    "finetune": "patchloom.tasks.classification.train",
     "fuse": "patchloom.models.fused",
     "layerscale_value": "patchloom.layers.scales",
     "list_models": "patchloom.models.registry",
     "load": "patchloom.weights.load",
     "parameter_roles": "patchloom.models.roles",
-    "predict": "patchloom.tasks.evaluate",
+    "predict": "patchloom.inference.predict",
     "save": "patchloom.weights.save",
-    "train": "patchloom.tasks.train",
+    "train": "patchloom.tasks.classification.train",
     "uniform_drop_rate": "patchloom.layers.scales",
 }
 __all__ = list(_HOMES)
@@ -62,6 +62,7 @@ def __dir__() -> list[str]:
 if TYPE_CHECKING:
     from patchloom.errors import PatchloomError as PatchloomError
     from patchloom.explaining.explanation import explain as explain
+    from patchloom.inference.predict import predict as predict
     from patchloom.layers.attention import capture_attention as capture_attention
     from patchloom.layers.scales import layerscale_value as layerscale_value
     from patchloom.layers.scales import uniform_drop_rate as uniform_drop_rate
@@ -70,10 +71,9 @@ if TYPE_CHECKING:
     from patchloom.models.registry import create_model as create_model
     from patchloom.models.registry import list_models as list_models
     from patchloom.models.roles import parameter_roles as parameter_roles
-    from patchloom.tasks.evaluate import evaluate as evaluate
-    from patchloom.tasks.evaluate import predict as predict
-    from patchloom.tasks.train import distill as distill
-    from patchloom.tasks.train import finetune as finetune
-    from patchloom.tasks.train import train as train
+    from patchloom.tasks.classification.evaluate import evaluate as evaluate
+    from patchloom.tasks.classification.train import distill as distill
+    from patchloom.tasks.classification.train import finetune as finetune
+    from patchloom.tasks.classification.train import train as train
     from patchloom.weights.load import load as load
     from patchloom.weights.save import save as save

@@ -14,7 +14,7 @@ from sklearn.datasets import load_digits
 
 from patchloom.cli.main import main
 from patchloom.errors import PatchloomError
-from patchloom.tasks.choose import choose, free_folder
+from patchloom.tasks.classification.defaults import choose, free_folder
 
 QUICK = ["epochs=1", "workers=0", "model.depth=1", "img_size=16"]
 

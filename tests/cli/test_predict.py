@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 import patchloom
-from patchloom.tasks.evaluate import predict
+from patchloom.inference.predict import predict
 
 
 def run(*words: object, cwd: Path, timeout: float = 60) -> subprocess.CompletedProcess[str]:

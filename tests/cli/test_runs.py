@@ -14,7 +14,7 @@ import pytest
 
 from patchloom.cli.main import main
 from patchloom.errors import EXIT_CODES
-from patchloom.tasks.runs import KEYS
+from patchloom.runs.listing import KEYS
 
 TINY = [
     "--model", "deit_nano", "--recipe", "deit@small", "model.depth=1", "model.dim=24", "model.heads=2",

@@ -13,7 +13,7 @@ import pytest
 
 import patchloom
 from patchloom.cli.main import _parser
-from patchloom.training.console import Console
+from patchloom.console import Console
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -16,10 +16,10 @@ from sklearn.decomposition import PCA
 
 import patchloom
 from patchloom import PatchloomError
+from patchloom.console import Console
 from patchloom.explaining.analyses import analyse, pca_energy
 from patchloom.explaining.charts import draw_analysis
 from patchloom.explaining.weights import near_zero, scales, sparsity
-from patchloom.training.console import Console
 
 
 @pytest.fixture(scope="module")

@@ -21,11 +21,11 @@ from torch import nn
 import patchloom
 from conftest import stir
 from patchloom.cli.main import main
+from patchloom.console import Console
 from patchloom.errors import PatchloomError
 from patchloom.exporting import export, exporter, formats
 from patchloom.exporting.check import _held_out
 from patchloom.models.network import Network
-from patchloom.training.console import Console
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "run_onnx.py"
 WITHOUT_TORCH = """

@@ -41,7 +41,7 @@ def test_what_the_container_copies_is_enough_for_a_wheel(tmp_path: Path) -> None
                 shutil.copy(ROOT / name, tree / target)
     wheel = build_wheel(tree, tmp_path / "out", {**os.environ, "CXX": "/bin/false"})
     with zipfile.ZipFile(wheel) as archive:
-        assert {"patchloom/training/report.js", "patchloom/training/report.css"} <= set(archive.namelist())
+        assert {"patchloom/report.js", "patchloom/report.css"} <= set(archive.namelist())
 
 
 @pytest.mark.slow

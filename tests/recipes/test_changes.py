@@ -15,7 +15,7 @@ from patchloom.models.registry import build
 from patchloom.recipes.changes import parse_words
 from patchloom.recipes.registry import find_recipe, list_recipes
 from patchloom.recipes.transfer import official_splits
-from patchloom.tasks.job import Job, plan_job
+from patchloom.runs.config import Job, plan_job
 from patchloom.training.schedule import learning_rate
 
 RECIPES = list_recipes()

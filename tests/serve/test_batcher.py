@@ -13,13 +13,13 @@ import torch
 
 import patchloom
 from patchloom import PatchloomError
+from patchloom.inference.predict import class_probabilities
 from patchloom.kernels import native
 from patchloom.serve.batcher import Batcher
 from patchloom.serve.hosting import Hosting, named, twin
 from patchloom.serve.service import Gate, _within
 from patchloom.serve.settings import Settings
 from patchloom.serve.uploads import Refused
-from patchloom.tasks.evaluate import probabilities
 from patchloom.weights.save import save_delta
 from serving import save_models
 
@@ -38,7 +38,7 @@ def test_batches_are_of_one_model_no_larger_than_allowed_and_answers_are_in_plac
         batcher.expect()
     futures = [batcher.submit(models[i % 2], pixels) for i, pixels in enumerate(pictures)]
     for i, future in enumerate(futures):
-        want = probabilities(models[i % 2].network, pictures[i : i + 1])[0]
+        want = class_probabilities(models[i % 2].network, pictures[i : i + 1])[0]
         assert np.abs(future.result(60).chances - want).max() < 1e-5
     batcher.close()
     assert max(size for _, size in seen) == 8

@@ -22,7 +22,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 import patchloom
-from patchloom.training.console import Console
+from patchloom.console import Console
 
 FOLDER = Path(__file__).parents[1] / "reference" / "curves"
 STEPS = 12

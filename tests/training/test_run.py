@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from patchloom import drafts
+from patchloom import temporary
 from patchloom.errors import PatchloomError
 from patchloom.training.checkpoints import Checkpoints
 from patchloom.training.run import Run, write_text
@@ -65,7 +65,7 @@ def test_what_killed_processes_left_is_removed_by_the_next_that_writes(tmp_path:
     assert not left.exists()
     assert all(path.exists() for path in others)
     left.mkdir()
-    assert drafts.aside(tmp_path / "recipe.yaml").name == f".recipe.yaml.{os.getpid()}"
+    assert temporary.aside(tmp_path / "recipe.yaml").name == f".recipe.yaml.{os.getpid()}"
     assert not left.exists()
 
 

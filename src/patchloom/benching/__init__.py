@@ -1,1 +1,1 @@
-"""Speed and memory of the networks, beside those of their peers."""
+"""Speed and memory of the networks, measured beside those of other libraries in one run. Imports tasks and below."""

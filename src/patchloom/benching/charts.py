@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from patchloom.tasks.figures import new_figure, save_figure
+from patchloom.plots import new_figure, save_figure
 
 _LABELS = {"ours": "patchloom, fused", "theirs": "peer"}
 _MEASURES = (("throughput", "images a second"), ("memory_mb", "memory of a forward, MB"))

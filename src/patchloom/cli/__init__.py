@@ -1,0 +1,1 @@
+"""The command line: one thin file per command that parses, calls the public functions and prints."""

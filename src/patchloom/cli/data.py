@@ -35,7 +35,7 @@ def _add_show(parts: Any, shared: argparse.ArgumentParser) -> None:
 
 def show(options: argparse.Namespace) -> None:
     from patchloom.recipes.changes import parse_words
-    from patchloom.tasks.show import write_sheet
+    from patchloom.tasks.classification.sheet import write_sheet
 
     settings = parse_words(options.settings)
     sheet = write_sheet(options.data, options.recipe, options.out, options.model, options.labels, *settings)

@@ -135,9 +135,9 @@ def _take_sweep(options: argparse.Namespace) -> str | None:
 def _run_disagreement(options: argparse.Namespace) -> None:
     from pathlib import Path
 
+    from patchloom.console import Console
     from patchloom.errors import PatchloomError
-    from patchloom.tasks.compare import disagreement, disagreement_lines, draw_disagreement
-    from patchloom.training.console import Console
+    from patchloom.tasks.classification.agreement import disagreement, disagreement_lines, draw_disagreement
 
     if options.shown is None or options.model is not None:
         raise PatchloomError("--disagreement takes models and then --data DATA.")
@@ -167,8 +167,8 @@ def _refuse(options: argparse.Namespace, what: str, names: Sequence[str]) -> Non
 
 
 def _run_probe(options: argparse.Namespace) -> None:
-    from patchloom.tasks.probe import probe
-    from patchloom.training.console import Console
+    from patchloom.console import Console
+    from patchloom.inference.probes import probe
 
     _refuse(options, "--probe", ("head", "fusion", "class_map", "real", "strict", "int8", "figure"))
     result = probe(
@@ -196,8 +196,8 @@ def _run_probe(options: argparse.Namespace) -> None:
 
 
 def _run_scores(options: argparse.Namespace) -> None:
-    from patchloom.tasks.evaluate import real_accuracy, scores
-    from patchloom.training.evaluation import interval_text
+    from patchloom.tasks.classification.evaluate import real_accuracy, scores
+    from patchloom.tasks.classification.metrics import interval_text
 
     _refuse(options, "one evaluation: it draws a sweep or --disagreement", ("figure",))
     given = _score_options(options)
@@ -218,8 +218,8 @@ def _run_scores(options: argparse.Namespace) -> None:
 
 
 def _score_options(options: argparse.Namespace) -> dict[str, Any]:
-    """The keyword arguments of `patchloom.tasks.evaluate.scores`."""
-    from patchloom.training.console import Console
+    """The keyword arguments of `patchloom.tasks.classification.evaluate.scores`."""
+    from patchloom.console import Console
 
     _refuse(options, "one model", ("shown",))
     _check_fusion(options)
@@ -243,7 +243,7 @@ def _score_options(options: argparse.Namespace) -> dict[str, Any]:
 
 def _check_fusion(options: argparse.Namespace) -> None:
     from patchloom.errors import PatchloomError, did_you_mean
-    from patchloom.training.evaluation import FUSIONS
+    from patchloom.tasks.classification.metrics import FUSIONS
 
     if options.fusion is not None and options.fusion not in FUSIONS:
         raise PatchloomError(
@@ -257,8 +257,8 @@ def _check_fusion(options: argparse.Namespace) -> None:
 def _run_sweep(options: argparse.Namespace, setting: str) -> None:
     from pathlib import Path
 
-    from patchloom.tasks.figures import check_figure_path
-    from patchloom.tasks.sweep import draw_sweep, sweep, sweep_text
+    from patchloom.plots import check_figure_path
+    from patchloom.tasks.classification.sweep import draw_sweep, sweep, sweep_text
 
     if options.figure:
         check_figure_path(Path(options.figure))
@@ -291,7 +291,7 @@ def _read_real(options: argparse.Namespace) -> Any:
 
 def run_predict(options: argparse.Namespace) -> None:
     from patchloom.errors import PatchloomError
-    from patchloom.tasks.evaluate import predict
+    from patchloom.inference.predict import predict
 
     rows = predict(options.model, options.images, top=options.top, base=options.base)
     if options.json:

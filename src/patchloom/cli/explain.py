@@ -50,11 +50,11 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _run_models(options: argparse.Namespace) -> None:
+    from patchloom.console import Console
     from patchloom.data.decoding import EXTENSIONS
     from patchloom.errors import PatchloomError
     from patchloom.explaining.analyses import analyse
     from patchloom.explaining.charts import draw_analysis
-    from patchloom.training.console import Console
 
     if options.maps or options.target or options.top is not None:
         raise PatchloomError("--map, --target and --top are for images; --model-only explains none.")
@@ -80,8 +80,9 @@ def _run_pictures(options: argparse.Namespace) -> None:
     from patchloom.errors import PatchloomError
     from patchloom.explaining.explanation import check_top, find_class
     from patchloom.explaining.maps import check_maps
-    from patchloom.tasks.evaluate import expand_images, open_model
-    from patchloom.tasks.figures import new_figure
+    from patchloom.inference.models import open_model
+    from patchloom.inference.predict import expand_images
+    from patchloom.plots import new_figure
 
     if not options.images:
         raise PatchloomError("explain needs images, patchloom explain FROM IMAGE... --out DIR, or --model-only.")
@@ -113,7 +114,7 @@ def _run_pictures(options: argparse.Namespace) -> None:
 def _explain_one(network: Any, path: Path, out: Path, **asked: Any) -> dict[str, Any]:
     from patchloom.errors import PatchloomError
     from patchloom.explaining.explanation import explain
-    from patchloom.tasks.figures import save_figure
+    from patchloom.plots import save_figure
 
     try:
         found = explain(network, path, **asked)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
-from patchloom import __version__, drafts
+from patchloom import __version__, temporary
 from patchloom.cli import bench, data, evaluate, explain, export, models, recipes, runs, serve, train
 from patchloom.cli.output import speaks
 from patchloom.errors import EXIT_CODES, InterruptedWork, PatchloomError
@@ -67,7 +67,7 @@ def _ended_by_signals() -> Iterator[None]:
     def stop(*_: object) -> None:
         with suppress(Exception):
             sys.stdout.flush()
-        drafts.take_away()
+        temporary.remove()
         with suppress(OSError):
             os.write(2, b"patchloom: stopped.\n" if speaks() else b"")
         os._exit(3)

@@ -11,7 +11,7 @@ from patchloom.cli.output import print_json, table
 from patchloom.terminal import print_lines
 
 if TYPE_CHECKING:
-    from patchloom.tasks.runs import RunInfo
+    from patchloom.runs.listing import RunInfo
 
 _EPOCHS = 10  # that the details of one run show
 
@@ -31,8 +31,8 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from patchloom.tasks.runs import list_runs, write_csv
-    from patchloom.tasks.runs_page import write_page
+    from patchloom.runs.listing import list_runs, write_csv
+    from patchloom.runs.page import write_page
 
     runs = list_runs(options.folders)
     if options.csv is not None:
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _table(runs: list[RunInfo]) -> list[str]:
-    from patchloom.tasks.runs import changes_text
+    from patchloom.runs.listing import changes_text
 
     head = ("run", "status", "model", "recipe", "epochs", "metric", "last", "best", "time", "changes")
     rows = [
@@ -67,7 +67,7 @@ def _table(runs: list[RunInfo]) -> list[str]:
 
 
 def _details(info: RunInfo) -> list[str]:
-    from patchloom.tasks.runs import changes_text
+    from patchloom.runs.listing import changes_text
 
     row, settings = info.row(), info.settings
     pairs = [
@@ -88,7 +88,7 @@ def _details(info: RunInfo) -> list[str]:
 
 
 def _results(info: RunInfo) -> list[tuple[str, str]]:
-    from patchloom.training.evaluation import interval_text
+    from patchloom.tasks.classification.metrics import interval_text
 
     metric, best = info.metric, info.best
     if metric is None or best is None:
@@ -123,7 +123,7 @@ def _epochs(info: RunInfo) -> str:
 
 
 def _time(info: RunInfo) -> str:
-    from patchloom.training.console import duration
+    from patchloom.console import duration
 
     return "-" if info.seconds is None else duration(info.seconds)
 

@@ -117,9 +117,9 @@ def _teaching_options() -> argparse.ArgumentParser:
 
 
 def run_train(options: argparse.Namespace) -> None:
-    from patchloom.tasks import stages
-    from patchloom.tasks.carry_out import carry_out
-    from patchloom.tasks.plan import measure_plan
+    from patchloom.runs import sequence as stages
+    from patchloom.runs.launch import carry_out
+    from patchloom.runs.plan import measure_plan
     from patchloom.training.processes import leave_processes
 
     finish, console = _finish(options), _console(options)
@@ -142,7 +142,7 @@ def run_train(options: argparse.Namespace) -> None:
 
 def _choose(options: argparse.Namespace) -> list[str]:
     """Choose the model and the recipe that are not given, and say so with the command that repeats the choice."""
-    from patchloom.tasks.choose import choose
+    from patchloom.tasks.classification.defaults import choose
 
     if hasattr(options, "start") or (options.model and options.recipe):
         return []
@@ -162,7 +162,7 @@ def _choose(options: argparse.Namespace) -> list[str]:
 def _out(options: argparse.Namespace) -> AbstractContextManager[Any]:
     """The run folder: that of --out, or a new one."""
     from patchloom.errors import PatchloomError
-    from patchloom.tasks.choose import free_folder
+    from patchloom.tasks.classification.defaults import free_folder
 
     if options.out is not None:
         return nullcontext(options.out)
@@ -175,7 +175,7 @@ def _finish(options: argparse.Namespace) -> Any:
     """The second stage, if one is asked for; its words leave the settings."""
     from patchloom.errors import PatchloomError
     from patchloom.recipes.changes import parse_words
-    from patchloom.tasks.stages import Finish
+    from patchloom.runs.sequence import Finish
 
     words = [word for word in options.settings if word.startswith("finish.")]
     options.settings = [word for word in options.settings if word not in words]
@@ -194,8 +194,8 @@ def _job(options: argparse.Namespace) -> Any:
     from patchloom.data.sources import Splits
     from patchloom.errors import PatchloomError
     from patchloom.recipes.changes import parse_words
-    from patchloom.tasks.job import plan_job
-    from patchloom.tasks.train import plan_finetune
+    from patchloom.runs.config import plan_job
+    from patchloom.tasks.classification.train import plan_finetune
 
     start, teaching = getattr(options, "start", None), _teaching(options)
     splits = Splits(options.train_split, options.test_split, options.hold_out)
@@ -220,7 +220,7 @@ def _teaching(options: argparse.Namespace) -> Any:
     """Who teaches, if anybody; their words (teacher.heads=3) leave the settings."""
     from patchloom.errors import PatchloomError
     from patchloom.recipes.changes import parse_words
-    from patchloom.tasks.train import make_teaching
+    from patchloom.tasks.classification.train import make_teaching
 
     teachers = [name for name in (getattr(options, "first_teacher", None), *getattr(options, "teacher", [])) if name]
     given = {name: getattr(options, name, None) for name in ("how", "weight", "tau", "kl", "cache")}
@@ -241,7 +241,7 @@ def _teaching(options: argparse.Namespace) -> Any:
 
 def run_resume(options: argparse.Namespace) -> None:
     from patchloom.errors import PatchloomError
-    from patchloom.tasks.stages import resume
+    from patchloom.runs.sequence import resume
 
     more = getattr(options, "epochs", 0)
     if more < 0 or (hasattr(options, "epochs") and more == 0):
@@ -251,13 +251,13 @@ def run_resume(options: argparse.Namespace) -> None:
 
 
 def _console(options: argparse.Namespace) -> Any:
-    from patchloom.training.console import Console
+    from patchloom.console import Console
 
     return Console(sys.stderr if options.json else sys.stdout, quiet=not speaks())
 
 
 def _print_last(options: argparse.Namespace, run: Any, console: Any) -> None:
-    from patchloom.training.evaluation import interval_text
+    from patchloom.tasks.classification.metrics import interval_text
     from patchloom.training.processes import leave_processes
 
     leave_processes()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from PIL import Image
 
+from patchloom.console import Console
 from patchloom.data.decoding import UnreadableImage
 from patchloom.data.images import NOTE
 from patchloom.data.sources import Item, Source, count, some
@@ -90,3 +91,11 @@ def in_threads(
             if progress:
                 progress(len(done), len(todo))
     return done
+
+
+def report_skipped(bad: Mapping[str, str], console: Console, strict: bool) -> None:
+    """Print the files that are left out, with the reasons; with `strict` they are an error."""
+    listed = [f"  {key}: {reason}" for key, reason in bad.items()]
+    if strict:
+        raise PatchloomError(f"{len(bad)} files are unreadable:", *listed)
+    console.say(f"{len(bad)} unreadable files are skipped:", *listed)

@@ -10,19 +10,20 @@ from typing import Any
 import numpy as np
 import torch
 
+from patchloom.console import Console
 from patchloom.data.images import resize_and_crop
 from patchloom.data.mixing import normalise
 from patchloom.data.sources import Item, Source, spread
 from patchloom.errors import PatchloomError
 from patchloom.explaining.weights import scales, sparsity
+from patchloom.inference.items import open_items
+from patchloom.inference.models import open_model
+from patchloom.inference.norms import branch_norms
+from patchloom.inference.probes import embeddings
 from patchloom.install import install_hint
 from patchloom.models.network import Network
-from patchloom.tasks.classify import NORM_IMAGES
-from patchloom.tasks.compare import disagreement
-from patchloom.tasks.evaluate import open_items, open_model
-from patchloom.tasks.probe import embeddings
-from patchloom.training.console import Console
-from patchloom.training.norms import branch_norms
+from patchloom.tasks.classification.agreement import disagreement
+from patchloom.tasks.classification.task import NORM_IMAGES
 from patchloom.training.run import Run
 
 EMBEDDED = 500  # images at most unless asked for more, evenly spread: t-SNE takes long

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from patchloom.explaining.figures import layer_label
-from patchloom.tasks.compare import draw_disagreement
-from patchloom.tasks.figures import new_figure, save_figure
+from patchloom.plots import new_figure, save_figure
+from patchloom.tasks.classification.agreement import draw_disagreement
 
 CLASSES = 20  # that a legend has room for
 

@@ -22,8 +22,8 @@ from patchloom.explaining.faithfulness import faithfulness as judge
 from patchloom.explaining.figures import SHOWN
 from patchloom.explaining.maps import Seen, check_maps, class_names, head_maps, look, make_maps, patch_rows
 from patchloom.explaining.weights import sparsity
+from patchloom.inference.models import Model, open_model
 from patchloom.models.network import Network, TokenLayout, unwrapped
-from patchloom.tasks.evaluate import Model, open_model
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,7 +11,7 @@ import numpy as np
 from patchloom.errors import PatchloomError
 from patchloom.explaining.maps import central_patches
 from patchloom.install import install_hint
-from patchloom.tasks.figures import new_figure
+from patchloom.plots import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -17,13 +17,14 @@ from torch import Tensor
 
 from patchloom.data.images import read_image, resize_and_crop, to_rgb
 from patchloom.data.mixing import normalise
+from patchloom.data.samples import find_samples
 from patchloom.data.sources import open_source
 from patchloom.errors import PatchloomError
 from patchloom.exporting.formats import Request, Runner
+from patchloom.inference.items import choose_items, held_out_by
+from patchloom.inference.predict import expand_images
 from patchloom.install import pip_install
 from patchloom.models.network import Network
-from patchloom.serve.samples import find_samples
-from patchloom.tasks.evaluate import choose_items, expand_images, held_out_by
 from patchloom.training.run import Run
 
 BATCHES = (2, 5, 1)  # up and down: a runtime that keeps the shape of its last answer is found out

@@ -15,7 +15,7 @@ from typing import Any
 
 from PIL import Image
 
-from patchloom import drafts
+from patchloom import temporary
 from patchloom.errors import PatchloomError
 from patchloom.exporting.check import Found, calibration_crops, compare, find_pictures
 from patchloom.exporting.formats import FORMATS, Artefact, Format, Request, find_format, make
@@ -90,8 +90,8 @@ def export(
 @contextmanager
 def _draft_folder(path: Path) -> Iterator[Path]:
     """A folder beside the file; those of exports that were killed are taken away."""
-    folder = drafts.aside(path)
-    with drafts.made(folder):
+    folder = temporary.aside(path)
+    with temporary.folder(folder):
         yield folder
 
 

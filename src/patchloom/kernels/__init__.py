@@ -1,1 +1,2 @@
-"""Operators of our own for inference on a CPU, and the same in torch for every other place."""
+"""C++ operators for inference on a CPU, how they are compiled, and the same operators in torch for every other device.
+Imports nothing of the package but errors."""

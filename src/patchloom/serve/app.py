@@ -17,6 +17,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from patchloom import __version__
+from patchloom.data.samples import find_samples
 from patchloom.errors import PatchloomError
 from patchloom.explaining.maps import available_maps
 from patchloom.serve.answers import (
@@ -32,7 +33,6 @@ from patchloom.serve.answers import (
 from patchloom.serve.guard import Guard, error_answer
 from patchloom.serve.hosting import HostedModel
 from patchloom.serve.reference import reference_page
-from patchloom.serve.samples import find_samples
 from patchloom.serve.service import Gate, Service
 from patchloom.serve.uploads import Refused, check_announced, read_upload
 

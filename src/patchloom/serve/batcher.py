@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from patchloom.inference.predict import class_probabilities
 from patchloom.serve.hosting import HostedModel
-from patchloom.tasks.evaluate import probabilities
 
 _log = logging.getLogger("patchloom.serve")
 
@@ -117,7 +117,7 @@ class Batcher:
     def _run(self, jobs: list[_Job]) -> None:
         started = time.perf_counter()
         try:
-            rows = probabilities(jobs[0].model.answering, np.stack([job.pixels for job in jobs]))
+            rows = class_probabilities(jobs[0].model.answering, np.stack([job.pixels for job in jobs]))
             computed = time.perf_counter() - started
             answers = [
                 Answer(row, len(jobs), started - job.since, computed) for job, row in zip(jobs, rows, strict=True)

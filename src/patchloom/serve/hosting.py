@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from patchloom import __version__
 from patchloom.errors import PatchloomError, did_you_mean
+from patchloom.inference.models import open_model
 from patchloom.models.fused import fuse
 from patchloom.models.network import Network
-from patchloom.tasks.evaluate import open_model
 from patchloom.weights.files import digest, read
 
 

@@ -16,13 +16,13 @@ from functools import partial
 import uvicorn
 from PIL import Image
 
+from patchloom.console import Console
 from patchloom.errors import PatchloomError
 from patchloom.serve.app import make_app, reload_models
 from patchloom.serve.connections import ACCEPTED_AT_ONCE, AcceptErrors, Connections, most_connections
 from patchloom.serve.hosting import Hosting
 from patchloom.serve.service import Service
 from patchloom.serve.settings import Settings
-from patchloom.training.console import Console
 
 _BACKLOG = 1024
 

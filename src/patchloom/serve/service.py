@@ -20,13 +20,13 @@ from PIL import Image
 from patchloom.data.images import resize_and_crop
 from patchloom.errors import PatchloomError
 from patchloom.explaining.explanation import explain
+from patchloom.inference.predict import best_classes
 from patchloom.serve.batcher import Batcher
 from patchloom.serve.hosting import HostedModel, Hosting
 from patchloom.serve.metrics import Metrics
 from patchloom.serve.settings import Settings
 from patchloom.serve.uploads import Refused, check_header, decode_upload, decoding_cost
 from patchloom.serve.workers import Workers
-from patchloom.tasks.evaluate import best_classes
 
 T = TypeVar("T")
 _PREVIEW = 128  # pixels along the longer side of a map that is sent; the page smooths it

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from patchloom.console import Console, duration
 from patchloom.data.randomness import seed_of
 from patchloom.errors import InterruptedWork, PatchloomError, StoppedError
 from patchloom.recipes.recipe import Recipe
 from patchloom.training.averaging import Average
 from patchloom.training.batchnorm import synchronise
 from patchloom.training.checkpoints import State, parse_interval
-from patchloom.training.console import Console, duration
 from patchloom.training.optimizers import make_optimizer
 from patchloom.training.precision import autocast, check_precision
 from patchloom.training.processes import Processes

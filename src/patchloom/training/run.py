@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 
-from patchloom import drafts
+from patchloom import temporary
 from patchloom.errors import PatchloomError, StoppedError
 from patchloom.reading import parse_json, read_file
 from patchloom.training.checkpoints import Checkpoints
-from patchloom.training.mirrors import Mirror
+from patchloom.training.loggers import Mirror
 
 _PACKAGES = ("patchloom", "torch", "torchvision", "timm", "numpy", "pillow", "safetensors", "scikit-learn")
 _MOST = 1 << 30  # bytes of a file of a run folder that is read whole
@@ -185,7 +185,7 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 def write_text(path: Path, text: str) -> None:
     """Written aside, synced, then moved into place."""
-    aside = drafts.aside(path)
+    aside = temporary.aside(path)
     try:
         with open(aside, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)

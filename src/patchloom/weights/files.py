@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from patchloom import drafts
+from patchloom import temporary
 from patchloom.errors import PatchloomError
 from patchloom.reading import parse_json, read_json
 from patchloom.weights import shards
@@ -72,7 +72,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -
     if path.suffix != ".safetensors":
         raise PatchloomError(f"patchloom writes .safetensors files, not {path.name!r}.")
     path = path.resolve()  # a link stays a link: its target is what is replaced
-    aside = drafts.aside(path)
+    aside = temporary.aside(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         owners: dict[int, str] = {}

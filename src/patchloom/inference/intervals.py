@@ -1,0 +1,31 @@
+"""How certain a measured accuracy is."""
+
+from __future__ import annotations
+
+import math
+from statistics import NormalDist
+
+FEW_IMAGES = 100  # below, an accuracy is uncertain by 10 points or more
+
+
+def wilson_interval(correct: int, count: int) -> tuple[float, float]:
+    """The 95 % confidence interval of a fraction (Wilson, 1927): sound for few images and near 0 and 1 too."""
+    if not count:
+        return 0.0, 1.0
+    z = NormalDist().inv_cdf(0.975)
+    middle = (correct + z * z / 2) / (count + z * z)
+    half = z / (count + z * z) * math.sqrt(correct * (count - correct) / count + z * z / 4)
+    # exact at the ends: rounding must not leave the fraction itself outside
+    return 0.0 if correct == 0 else middle - half, 1.0 if correct == count else middle + half
+
+
+def few_images_warning(count: int) -> str | None:
+    """What to know of an accuracy that is measured on `count` images, where they are too few."""
+    if count >= FEW_IMAGES:
+        return None
+    low, high = wilson_interval(count // 2, count)
+    return (
+        f"Warning: accuracy is measured on {count} image{'s' if count != 1 else ''}, fewer than {FEW_IMAGES}. It is "
+        f"uncertain by up to {50 * (high - low):.0f} percentage points either way; hold out more images "
+        "before comparing models."
+    )

@@ -1,0 +1,121 @@
+"""Which images a model is evaluated on: those that its run held out, or a split of the data."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from os import PathLike
+from pathlib import Path
+
+from patchloom.console import Console
+from patchloom.data.scan import find_unreadable, report_skipped
+from patchloom.data.sources import Item, Source, join_splits, open_source, split_names, split_source
+from patchloom.errors import PatchloomError
+from patchloom.inference.intervals import few_images_warning
+from patchloom.inference.models import Model
+from patchloom.models.foreign import is_foreign
+from patchloom.models.network import Network
+from patchloom.training.run import Run
+from patchloom.weights.hub import is_remote
+
+
+def open_items(
+    data: str | PathLike[str],
+    labels: str | None,
+    split: str | None,
+    run: RunSplit | None = None,
+    strict: bool = False,
+    workers: int = 0,
+    console: Console | None = None,
+) -> tuple[Source, list[Item]]:
+    """The readable images of a split, and where they come from."""
+    console = console or Console(quiet=True)
+    source = open_source(data, labels)
+    bad = find_unreadable(
+        source, source.items(), lambda done, of: console.progress(f"reading images: {done} of {of}"), max(2, workers)
+    )
+    if bad:
+        report_skipped(bad, console, strict)
+    for note in source.notes:
+        console.say(note)
+    items, called = choose_items(source.without(bad), split, run)
+    if not items:
+        raise PatchloomError(f"{source.where} has no readable image in {called}.")
+    console.say(f"{len(items)} images: {called}.")
+    if warning := few_images_warning(len(items)):
+        console.say(warning)
+    return source, items
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSplit:
+    """What a run trained on and held out: names of splits, and the images where it chose them itself."""
+
+    train: str | None = None
+    test: str | None = None
+    held_out: frozenset[str] | None = None
+
+    def tested(self, source: Source) -> list[str] | None:
+        """The run's test splits, where the data has all of them by name."""
+        names = [] if self.test is None else self.test.split("+")
+        return names if names and all(source.splits.get(name) for name in names) else None
+
+    def trained(self, source: Source) -> str | None:
+        """The run's training splits, where the data has all of them by name."""
+        known = self.train is not None and all(source.splits.get(name) for name in self.train.split("+"))
+        return self.train if known else None
+
+
+def choose_items(source: Source, split: str | None, run: RunSplit | None = None) -> tuple[list[Item], str]:
+    """The images of a split, by default those that the run, or training, holds out, and how they are called."""
+    if split == "all":
+        return source.items(), "all images"
+    if split == "":
+        raise PatchloomError("--split is empty: name a split of the data, or all.")
+    if split is None and run is not None and (tested := run.tested(source)):
+        return join_splits(source, tested), f"the run's test split {run.test}"
+    held_out = run.held_out if run is not None else None
+    own = [name for name in ("val", "test") if source.splits.get(name)]
+    if split is None and own and held_out is None:
+        return source.splits[own[0]], f"the split {own[0]}"
+    if split is None or (split in ("train", "val") and not own):
+        return _chosen_by_training(source, split, run)
+    return join_splits(source, split_names(source, split)), f"the split {split}"
+
+
+def _chosen_by_training(source: Source, split: str | None, run: RunSplit | None) -> tuple[list[Item], str]:
+    """The images that were, or would be, held out of data without a split to measure on; or all but those."""
+    if run is None or run.held_out is None:
+        parts, who = split_source(source), "the fifth that training would hold out"
+        train, held_out = parts.train, parts.held_out
+    else:
+        keys, who = run.held_out, "what the run held out"
+        named = run.trained(source) or ("train" if "train" in source.splits else "all")
+        everything = join_splits(source, split_names(source, named))
+        train = [item for item in everything if item.key not in keys]
+        held_out = [item for item in everything if item.key in keys]
+        if not keys and split != "train":
+            known = ", ".join(name for name, items in source.splits.items() if items)
+            raise PatchloomError(
+                f"The run held out no image of {source.where}: choose --split all or one of its splits ({known})."
+            )
+    if split == "train":
+        return train, f"all but {who}"
+    return held_out, f"{who}; --split all takes every image"
+
+
+def held_out_by(model: Model, data: str | PathLike[str]) -> RunSplit | None:
+    """The splits of a run where the model comes from its folder, and the images that it held out of this data."""
+    if isinstance(model, Network) or is_foreign(model) or is_remote(model):
+        return None
+    place = Path(model).resolve()
+    for folder in (place, *place.parents[:2]):  # the run, its export or checkpoints, a file in them
+        try:
+            run = Run.open(folder)
+            about, settings = run.about()["data"], run.settings
+            same = os.path.realpath(about["where"]) == os.path.realpath(data)
+            held_out = frozenset(about["held_out"]) if same and "held_out" in about else None
+            return RunSplit(settings.get("train_split"), settings.get("test_split"), held_out)
+        except (PatchloomError, OSError, KeyError):
+            continue
+    return None

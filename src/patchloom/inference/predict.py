@@ -1,0 +1,104 @@
+"""`predict`: the most likely classes of many images."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterable
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from patchloom.data.decoding import EXTENSIONS
+from patchloom.data.images import NOTE, read_image, resize_and_crop
+from patchloom.data.mixing import normalise
+from patchloom.data.scan import reason_of
+from patchloom.errors import PatchloomError
+from patchloom.inference.models import Model, open_model
+from patchloom.models.fused import fuse
+from patchloom.models.network import Network
+
+
+def predict(
+    model: Model,
+    images: str | PathLike[str] | Iterable[str | PathLike[str]],
+    *,
+    top: int = 5,
+    batch: int = 64,
+    base: Model | None = None,
+) -> list[dict[str, Any]]:
+    """For each image file, in order, {path, predictions: [{class, probability}]} or {path, error}; with a `note` where
+    float or 32-bit values were scaled to 8 bits.
+
+    `images` are files, folders (all images in them) and glob patterns; `base` is that of a delta.
+    """
+    if top < 1:
+        raise PatchloomError(f"At least one class is named, not {top}.")
+    network = fuse(open_model(model, base=base))
+    several = [images] if isinstance(images, str | PathLike) else list(images)
+    paths = [path for given in several for path in expand_images(given)]
+    rows: list[dict[str, Any]] = []
+    for i in range(0, len(paths), batch):
+        rows += _predict_batch(network, paths[i : i + batch], top)
+    return rows
+
+
+def expand_images(given: str | PathLike[str]) -> list[Path]:
+    """The files that a file, a folder or a glob pattern stands for."""
+    path = Path(given or "''")  # an empty name, too, becomes a row with an error, and not the current folder
+    try:
+        path.exists()
+    except (OSError, ValueError):  # a name that no file can have becomes a row with an error
+        return [path]
+    if path.is_dir():
+        found = sorted(p for p in path.rglob("*") if p.suffix.lower() in EXTENSIONS and not _hidden(p, path))
+        return found or [path]
+    if not path.exists() and glob.has_magic(os.fspath(given)):
+        matches = sorted(Path(match) for match in glob.glob(os.fspath(given), recursive=True))
+        return [match for match in matches if not match.is_dir()] or [path]
+    return [path]  # what is no image, or does not exist, becomes a row with an error
+
+
+def _hidden(path: Path, root: Path) -> bool:
+    return any(part.startswith(".") for part in path.relative_to(root).parts)
+
+
+def _predict_batch(network: Network, paths: list[Path], top: int) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    pictures = []
+    for path in paths:
+        row: dict[str, Any] = {"path": str(path)}
+        try:
+            picture = read_image(path)
+            pictures.append(np.asarray(resize_and_crop(picture, network.preprocessing)))
+            row |= {"note": note} if (note := picture.info.get(NOTE)) else {}
+        except (ValueError, MemoryError) as error:  # ours among them
+            row["error"] = reason_of(error)
+        rows.append(row)
+    if pictures:
+        good = [row for row in rows if "error" not in row]
+        for row, probabilities in zip(good, class_probabilities(network, np.stack(pictures)), strict=True):
+            if np.isfinite(probabilities).all():
+                row["predictions"] = best_classes(network, probabilities, top)
+            else:
+                row["error"] = f"{network.config.name} gives NaN for it: its weights are damaged."
+    return rows
+
+
+@torch.inference_mode()
+def class_probabilities(network: Network, pictures: np.ndarray) -> np.ndarray:
+    """Pictures (B, height, width, C) uint8, resized and cropped -> (B, classes)."""
+    how, device = network.preprocessing, next(network.parameters()).device
+    logits = network(normalise(torch.from_numpy(pictures).to(device), how.mean, how.std))
+    assert isinstance(logits, torch.Tensor)
+    return logits.float().softmax(dim=-1).cpu().numpy()
+
+
+def best_classes(network: Network, probabilities: np.ndarray, top: int) -> list[dict[str, Any]]:
+    """The likeliest classes of one image, [{class, probability}]; classes without a name are numbered."""
+    names = network.class_names or tuple(map(str, range(len(probabilities))))
+    order = np.argsort(-probabilities, kind="stable")[:top]
+    return [{"class": names[i], "probability": float(probabilities[i])} for i in order]

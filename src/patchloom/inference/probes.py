@@ -1,0 +1,132 @@
+"""Probes: how good frozen embeddings are, by a linear classifier or by neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from os import PathLike
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from patchloom.console import Console
+from patchloom.data.loader import test_batches
+from patchloom.data.mixing import normalise
+from patchloom.data.sources import Item, Source
+from patchloom.errors import PatchloomError
+from patchloom.inference.items import held_out_by, open_items
+from patchloom.inference.models import Model, open_model, test_preprocessing
+from patchloom.models.fused import fuse
+from patchloom.models.network import Network
+from patchloom.models.preprocessing import Preprocessing
+
+PROBES = ("linear", "knn")
+NEIGHBOURS = 10
+TEMPERATURE = 0.07
+_STRENGTHS = (0.01, 0.1, 1.0)  # of the logistic regression: the inverse of its decay
+
+
+def probe(
+    model: Model,
+    data: str | PathLike[str],
+    kind: str,
+    *,
+    labels: str | None = None,
+    split: str | None = None,
+    resolution: int | None = None,
+    crop_ratio: float | None = None,
+    base: Model | None = None,
+    batch: int = 128,
+    workers: int = 0,
+    k: int | None = None,
+    temperature: float | None = None,
+    console: Console | None = None,
+) -> dict[str, Any]:
+    """top1 and top5 on the held-out images of a probe that the training images fit: the head of the model is not used,
+    so the classes may be others.
+
+    linear   logistic regression on standardised embeddings; its decay is chosen on a fifth of the training images
+    knn      votes of the `k` nearest embeddings by cosine (10), weighted by exp(cosine / `temperature`) (0.07, DINO's)
+    """
+    if kind not in PROBES:
+        raise PatchloomError(f"--probe is one of {', '.join(PROBES)}, not {kind!r}.")
+    if kind != "knn" and (k is not None or temperature is not None):
+        raise PatchloomError("--k and --temperature are settings of --probe knn.")
+    k, temperature = NEIGHBOURS if k is None else k, TEMPERATURE if temperature is None else temperature
+    if k < 1 or not 0 < temperature < float("inf"):
+        raise PatchloomError(f"--k is at least 1 and --temperature positive, not {k} and {temperature}.")
+    if split in ("train", "all"):
+        raise PatchloomError(f"A probe is fitted to the training images: --split {split} would test it on them.")
+    network = fuse(open_model(model, resolution, base))
+    how, kept = test_preprocessing(network, crop_ratio), held_out_by(model, data)
+    source, held_out = open_items(data, labels, split, kept, console=console)
+    fitted = (kept.trained(source) if split is None and kept is not None else None) or "train"
+    _, train = open_items(data, labels, fitted, kept)
+    parts = [(embeddings(network, source, items, how, batch, workers), items) for items in (train, held_out)]
+    (x, train_items), (z, test_items) = parts
+    y, truth = (np.asarray([item.label for item in items]) for items in (train_items, test_items))
+    if kind == "knn" and k > len(y):
+        raise PatchloomError(f"--k {k} is more than the {len(y)} training images.")
+    classes = len(source.class_names)
+    chances = _linear(x, y, z, classes) if kind == "linear" else _knn(x, y, z, classes, k, temperature)
+    order = np.argsort(-chances, axis=1, kind="stable")
+    return {
+        "probe": kind,
+        "count": len(truth),
+        "top1": float((order[:, 0] == truth).mean()),
+        "top5": float((order[:, :5] == truth[:, None]).any(axis=1).mean()),
+        "trained_on": len(y),
+        "dim": x.shape[1],
+        **({"k": k, "temperature": temperature} if kind == "knn" else {}),
+    }
+
+
+@torch.inference_mode()
+def embeddings(
+    network: Network, source: Source, items: Sequence[Item], how: Preprocessing, batch: int = 128, workers: int = 0
+) -> np.ndarray:
+    """The vectors before the head, (N, D) float32, in the order of the items."""
+    device = next(network.parameters()).device
+    rows = [
+        network.embed(normalise(images.to(device), how.mean, how.std)).float().cpu().numpy()
+        for images, _ in test_batches(source, range(len(items)), items, how, batch, workers)
+    ]
+    return np.concatenate(rows)
+
+
+def _linear(x: np.ndarray, y: np.ndarray, z: np.ndarray, classes: int) -> np.ndarray:
+    """(N, classes): probabilities of a logistic regression."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    def fit(strength: float, part: slice) -> Any:
+        return make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000, C=strength)).fit(x[part], y[part])
+
+    order = np.random.default_rng(0).permutation(len(x))
+    x, y, fifth = x[order], y[order], len(x) // 5
+    left_out, rest = slice(0, fifth), slice(fifth, None)
+    best = max(_STRENGTHS, key=lambda strength: fit(strength, rest).score(x[left_out], y[left_out]))
+    fitted = fit(best, slice(None))
+    chances = np.zeros((len(z), classes))
+    chances[:, fitted.classes_] = fitted.predict_proba(z)
+    return chances
+
+
+def _knn(
+    x: np.ndarray,
+    y: np.ndarray,
+    z: np.ndarray,
+    classes: int,
+    k: int = NEIGHBOURS,
+    temperature: float = TEMPERATURE,
+) -> np.ndarray:
+    """(N, classes): weighted votes of the nearest neighbours."""
+    known, asked = (torch.nn.functional.normalize(torch.from_numpy(values), dim=1) for values in (x, z))
+    labels, votes = torch.from_numpy(y), []
+    for part in asked.split(1024):
+        near = (part @ known.T).topk(min(k, len(known)), dim=1)
+        weight: Tensor = (near.values / temperature).softmax(dim=1)  # exp, scaled per image so that none overflows
+        votes.append(torch.zeros(len(part), classes).scatter_add_(1, labels[near.indices], weight))
+    return torch.cat(votes).numpy()

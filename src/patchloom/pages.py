@@ -1,0 +1,16 @@
+"""Pages in one HTML file that needs no network: their style and the script that shows values of charts on hover."""
+
+from __future__ import annotations
+
+from html import escape
+from importlib.resources import files
+
+
+def html_page(title: str, body: str) -> str:
+    """A page with the style of reports and charts that show values on hover, in one file."""
+    style, script = ((files("patchloom") / f"report.{kind}").read_text("utf-8") for kind in ("css", "js"))
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8">'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{escape(title)}</title>'
+        f"<style>{style}</style><body>{body}<script>{script}</script></body></html>\n"
+    )

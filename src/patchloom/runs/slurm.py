@@ -1,0 +1,110 @@
+"""Submit a command to a Slurm cluster, one torchrun a node; a preempted or timed-out job goes on where it was.
+
+    python -m patchloom.runs.slurm --nodes 4 --processes 8 -- train DATA --model M --recipe R --out RUN
+
+Needs submitit, in the extra `slurm`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from patchloom.errors import PatchloomError
+from patchloom.install import install_hint
+
+
+@dataclass
+class Launch:
+    """What runs on each node. `words` are those of the patchloom command."""
+
+    words: list[str]
+    processes: int = 1
+
+    def __call__(self) -> int:
+        command = [sys.executable, "-m", "torch.distributed.run", *self._rendezvous(), "-m", "patchloom", *self._now()]
+        return subprocess.run(command, check=True).returncode
+
+    def checkpoint(self, *_: Any) -> Any:
+        """Called by submitit before a preemption or a timeout: queue again."""
+        return import_module("submitit").helpers.DelayedSubmission(self)
+
+    def _now(self) -> list[str]:
+        """`resume RUN` once the run exists: a job that was queued again goes on."""
+        out = self.words[self.words.index("--out") + 1] if "--out" in self.words else None
+        began = self.words[0] == "train" and out is not None and (Path(out) / "recipe.yaml").exists()
+        return ["resume", str(out)] if began else self.words
+
+    def _rendezvous(self) -> list[str]:
+        nodes = os.environ.get("SLURM_JOB_NUM_NODES", "1")
+        if nodes == "1":
+            return ["--standalone", "--nproc-per-node", str(self.processes)]
+        first = subprocess.run(
+            ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.split()[0]
+        endpoint = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{first}:29500"]
+        return ["--nnodes", nodes, "--nproc-per-node", str(self.processes), *endpoint, "--max-restarts", "3"]
+
+
+def submit(
+    words: Sequence[str],
+    *,
+    nodes: int = 1,
+    processes: int = 1,
+    hours: float = 24,
+    partition: str | None = None,
+    cluster: str | None = None,
+    folder: str = "slurm",
+) -> Any:
+    """Queue a patchloom command; gives submitit's job. `cluster="local"` runs it here, for a trial."""
+    try:
+        submitit = import_module("submitit")
+    except ImportError as error:
+        raise PatchloomError(f"Submitting needs submitit: {install_hint('slurm')}") from error
+    executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
+    executor.update_parameters(name="patchloom", nodes=nodes, tasks_per_node=1, timeout_min=round(hours * 60))
+    if cluster != "local":
+        executor.update_parameters(slurm_gpus_per_node=processes, slurm_signal_delay_s=120)
+        if partition:
+            executor.update_parameters(slurm_partition=partition)
+    return executor.submit(Launch(list(words), processes))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m patchloom.runs.slurm", description=__doc__.split("\n")[0])
+    parser.add_argument("--nodes", type=int, default=1)
+    parser.add_argument("--processes", type=int, default=1, help="a node: one for each GPU")
+    parser.add_argument("--hours", type=float, default=24)
+    parser.add_argument("--partition")
+    parser.add_argument("--cluster", help="'local' for a trial on this machine")
+    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the patchloom command")
+    options = parser.parse_args()
+    words = options.words[1:] if options.words[:1] == ["--"] else options.words
+    if not words:
+        parser.error("there is no patchloom command after --")
+    try:
+        job = submit(
+            words,
+            nodes=options.nodes,
+            processes=options.processes,
+            hours=options.hours,
+            partition=options.partition,
+            cluster=options.cluster,
+        )
+    except PatchloomError as error:
+        sys.exit(f"patchloom: {error}")
+    print(f"Submitted as job {job.job_id}; its output is in {job.paths.stdout}.")
+
+
+if __name__ == "__main__":
+    main()

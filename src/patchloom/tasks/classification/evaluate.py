@@ -1,0 +1,146 @@
+"""`evaluate`: the accuracy of a model from anywhere on labelled images from anywhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from patchloom.console import Console
+from patchloom.data.sources import Item, Source
+from patchloom.errors import PatchloomError
+from patchloom.inference.items import held_out_by, open_items
+from patchloom.inference.models import Model, open_model, test_preprocessing
+from patchloom.models.foreign import is_foreign
+from patchloom.models.fused import fuse
+from patchloom.models.imagenet import CLASSES, imagenet_order
+from patchloom.models.network import Network
+from patchloom.tasks.classification.classes import match_names
+from patchloom.tasks.classification.metrics import Scores, head_answer, score
+from patchloom.tasks.classification.teachers import ForeignNetwork, open_teacher
+
+
+def evaluate(model: Model, data: str | PathLike[str], **options: Any) -> dict[str, Any]:
+    """top1, top5, loss, ece (fractions), count and per_class of a model on labelled images; options as of `scores`."""
+    return scores(model, data, **options).summary()
+
+
+def scores(
+    model: Model,
+    data: str | PathLike[str],
+    *,
+    labels: str | None = None,
+    split: str | None = None,
+    crop_ratio: float | None = None,
+    resolution: int | None = None,
+    head: str | None = None,
+    fusion: str = "logits",
+    base: Model | None = None,
+    batch: int = 128,
+    workers: int = 0,
+    strict: bool = False,
+    class_map: Mapping[str, str] | None = None,
+    int8: bool = False,
+    imagenet_only: bool = False,
+    images: tuple[Source, list[Item]] | None = None,
+    console: Console | None = None,
+) -> Scores:
+    """What a model says of every labelled image.
+
+    split        "train", "val", "test", several as "train+val", or "all"; by default the test split of the run that
+                 the model comes from, else val (or test) where the data has one, else the fifth that training holds out
+    crop_ratio   of the test crop; by default the one that travels with the weights
+    resolution   another image size: positions and cross-patch matrices are resized
+    head         of a distilled network: "class", "distill" or "both", with the fusion "logits" or "softmax"
+    base         of a delta: the weights that it was made from
+    class_map    the data's class names -> the model's names, or its class indices where it has no names
+    int8         with products of bytes, see `patchloom.fuse`
+    imagenet_only   refuse a model without ImageNet's 1000 classes before the first image: `real_accuracy` needs them
+    images       what `open_items` gives for the data, where several evaluations share it; else it is opened here
+    """
+    if batch < 1 or workers < 0:
+        raise PatchloomError(f"A batch has at least one image, and workers are 0 or more: {batch}, {workers}.")
+    network = ready(model, resolution, base, int8)
+    if imagenet_only:
+        real_order(network.class_names or tuple(map(str, range(network.config.num_classes))))
+    how = test_preprocessing(network, crop_ratio)
+    answer = None if head is None else head_answer(network, head, fusion)
+    source, items = images or open_items(data, labels, split, held_out_by(model, data), strict, workers, console)
+    placed = relabel(items, source, network, class_map or {}, console)
+    return score(network, source, placed, how, batch=batch, workers=workers, answer=answer)
+
+
+def ready(
+    model: Model, resolution: int | None = None, base: Model | None = None, int8: bool = False
+) -> Network | ForeignNetwork:
+    """A network as it is evaluated: ours fused, one of timm or in an ONNX file as it is."""
+    if not is_foreign(model):
+        return fuse(open_model(model, resolution, base), int8=int8)
+    if base is not None or int8:
+        raise PatchloomError(f"--base and --int8 are for networks of patchloom, not for {model}.")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return ForeignNetwork(open_teacher(str(model), device, {} if resolution is None else {"img_size": resolution}))
+
+
+def real_accuracy(result: Scores, labels: Any) -> dict[str, float]:
+    """Accuracy on ImageNet's reassessed labels (ReaL): several labels an image of the validation set, by the number in
+    its file name, from 1 on; images without any are left out. The model must have ImageNet's 1000 classes: by name in
+    any order, or 1000 classes without names, which are taken in ImageNet's order."""
+    order = real_order(result.class_names)
+    if not isinstance(labels, list) or not all(isinstance(several, list) for several in labels):
+        raise PatchloomError("ReaL labels are a list of lists of labels, one an image of the validation set.")
+    right = []
+    for key, said in zip(result.keys, result.predicted, strict=True):
+        number = re.findall(r"\d+", Path(key).stem)
+        if not number or not 1 <= int(number[-1]) <= len(labels):
+            raise PatchloomError(
+                f"{key} has no number from 1 to {len(labels)} in its name: ReaL cannot tell which it is."
+            )
+        if several := labels[int(number[-1]) - 1]:
+            right.append(order[said] in several)
+    return {"real_top1": float(np.mean(right)) if right else float("nan"), "real_count": len(right)}
+
+
+def real_order(class_names: Sequence[str]) -> Sequence[int]:
+    """For each output of a model its ImageNet index; refused where its classes are not ImageNet's 1000."""
+    if tuple(class_names) == tuple(map(str, range(CLASSES))):  # without names
+        return range(CLASSES)
+    order = imagenet_order(class_names)
+    if order is None:
+        raise PatchloomError(
+            f"--real needs a model with ImageNet's 1000 classes, by name (WordNet ids or names) or 1000 without names; "
+            f"this one has {len(class_names)} classes: {', '.join(class_names[:5])}"
+            f"{' ...' if len(class_names) > 5 else ''}."
+        )
+    return order
+
+
+def relabel(
+    items: Sequence[Item],
+    source: Source,
+    network: Any,
+    class_map: Mapping[str, str],
+    console: Console | None = None,
+) -> list[Item]:
+    """Labels as places in the network's outputs: see `match_names`, whose interpretation is printed, or a warning where
+    there is no console."""
+    place, message = match_names(
+        source.class_names,
+        network.class_names,
+        network.config.num_classes,
+        {item.label for item in items},
+        class_map,
+        where=source.where,
+    )
+    if message and console is None:
+        warnings.warn(message, stacklevel=2)
+    elif message and console is not None:
+        console.say(message)
+    return [dataclasses.replace(item, label=place[item.label]) for item in items]

@@ -1,0 +1,152 @@
+"""How good a classifier is: one row an image, every image once, on any number of processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from patchloom.data.loader import test_batches
+from patchloom.data.mixing import normalise
+from patchloom.data.sources import Item, Source
+from patchloom.errors import PatchloomError
+from patchloom.inference.intervals import wilson_interval
+from patchloom.models.preprocessing import Preprocessing
+from patchloom.training.processes import Processes
+
+BINS = 15  # of the calibration error
+HEADS = ("class", "distill", "both")
+FUSIONS = ("logits", "softmax")
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What a classifier said of each image, in the order of the images."""
+
+    labels: np.ndarray  # (N,)
+    predicted: np.ndarray  # (N,)
+    confidence: np.ndarray  # (N,), the probability of `predicted`
+    rank: np.ndarray  # (N,), how many classes are rated above the label
+    loss: np.ndarray  # (N,), cross-entropy
+    class_names: tuple[str, ...]
+    keys: tuple[str, ...]  # the names of the images
+
+    def figures(self) -> dict[str, Any]:
+        """top1 with its 95 % interval, top5 and loss, as fractions and a mean, and the number of images."""
+        return {
+            "count": len(self.labels),
+            "loss": float(self.loss.mean()),
+            "top1": float((self.rank == 0).mean()),
+            "top1_interval": list(wilson_interval(int((self.rank == 0).sum()), len(self.rank))),
+            "top5": float((self.rank < 5).mean()),
+        }
+
+    def summary(self) -> dict[str, Any]:
+        return {
+            **self.figures(),
+            "ece": calibration_error(self.confidence, self.predicted == self.labels),
+            "per_class": {
+                name: {"count": int(here.sum()), "top1": float((self.rank[here] == 0).mean())}
+                for i, name in enumerate(self.class_names)
+                if (here := self.labels == i).any()
+            },
+        }
+
+    def confusion(self) -> np.ndarray:
+        """(classes, classes): rows are labels, columns predictions."""
+        table = np.zeros((len(self.class_names),) * 2, dtype=int)
+        np.add.at(table, (self.labels, self.predicted), 1)
+        return table
+
+
+def interval_text(figures: Mapping[str, Any]) -> str:
+    """top-1 for people: "93.33 % (95 % interval 84.1 % to 97.4 %) of 60 images". In the log of a run that averages its
+    weights, that of the averaged ones, which are the result."""
+    kind = "ema_" if "ema_top1_interval" in figures else ""
+    low, high = figures[f"{kind}top1_interval"]
+    return f"{figures[f'{kind}top1']:.2%} (95 % interval {low:.1%} to {high:.1%}) of {figures['count']} images"
+
+
+def calibration_error(confidence: np.ndarray, correct: np.ndarray) -> float:
+    """Expected calibration error: |accuracy - confidence|, averaged over 15 bins of confidence by their share."""
+    confidence = np.nan_to_num(confidence)  # of a network that gives no numbers
+    bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
+    gaps = [
+        abs(float(correct[here].mean()) - float(confidence[here].mean())) * float(here.mean())
+        for i in range(BINS)
+        if (here := bins == i).any()
+    ]
+    return float(sum(gaps))
+
+
+@torch.no_grad()  # not inference_mode: a sharded network keeps what its first forward pass gathers, and trains with it
+def score(
+    network: Any,
+    source: Source,
+    items: Sequence[Item],
+    how: Preprocessing,
+    *,
+    batch: int = 128,
+    workers: int = 0,
+    processes: Processes | None = None,
+    after_batch: Callable[[], None] = lambda: None,
+    answer: Callable[[Tensor], Tensor] | None = None,
+) -> Scores:
+    """Send every image through the network once. The labels of `items` are places in the network's outputs; `answer`
+    gives logits in another way than the network itself."""
+    processes = processes or Processes()
+    was_training = network.training
+    network.eval()
+    mine = list(range(processes.rank, len(items), processes.count))
+    # every process runs as many batches as the others, which sharded networks need; what is over is cut off
+    padded = mine + [0] * (-(-len(items) // processes.count) - len(mine))
+    rows = [np.empty((0, 5))]
+    try:
+        with closing(test_batches(source, padded, items, how, batch, workers)) as batches:
+            for images, targets in batches:
+                x = normalise(images.to(processes.device), how.mean, how.std)
+                rows.append(_rows((answer or network)(x).float(), targets.to(processes.device)))
+                after_batch()
+    finally:
+        network.train(was_training)
+    table = np.empty((len(items), 5))
+    for process, part in enumerate(processes.gather(np.concatenate(rows)[: len(mine)])):
+        table[process :: processes.count] = part
+    names = network.class_names or tuple(map(str, range(network.config.num_classes)))
+    labels, predicted, rank = (table[:, i].astype(int) for i in (0, 1, 3))
+    return Scores(labels, predicted, table[:, 2], rank, table[:, 4], names, tuple(item.key for item in items))
+
+
+def head_answer(network: Any, head: str, fusion: str = "logits") -> Callable[[Tensor], Tensor]:
+    """What one head of a distilled network says, or both (thesis 3.3): the mean of their logits, as the published code
+    has it and the network itself in eval mode, or the sum of their softmaxes, as the text says."""
+    if getattr(network, "head_distill", None) is None:
+        raise PatchloomError(f"{network.config.name} has one head: --head is for networks with a distillation token.")
+    if head not in HEADS or fusion not in FUSIONS:
+        raise PatchloomError(f"--head is one of {', '.join(HEADS)}, --fusion one of {', '.join(FUSIONS)}.")
+
+    def answer(x: Tensor) -> Tensor:
+        own, taught = network.answers(x)
+        if head != "both":
+            return own if head == "class" else taught
+        return (own + taught) / 2 if fusion == "logits" else (own.softmax(-1) + taught.softmax(-1)).div(2).log()
+
+    return answer
+
+
+def _rows(logits: torch.Tensor, labels: torch.Tensor) -> np.ndarray:
+    """(B, 5): label, prediction, its probability, rank of the label, loss."""
+    probabilities = logits.softmax(dim=-1)
+    confidence, predicted = probabilities.max(dim=-1)
+    own = logits.gather(1, labels[:, None])
+    above = (~(logits < own)).sum(dim=-1) - 1  # ties, and what is not a number, count against the network
+    rank = torch.where(predicted == labels, 0, above.clamp(min=1))
+    rank = torch.where(logits.isfinite().all(dim=-1), rank, logits.shape[-1])
+    loss = nn.functional.cross_entropy(logits, labels, reduction="none")
+    columns = (labels, predicted, confidence, rank, loss)
+    return torch.stack([column.double() for column in columns], dim=1).cpu().numpy()

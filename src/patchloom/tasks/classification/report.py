@@ -1,0 +1,154 @@
+"""report.html: one file without network: curves, confusion, classes, the most confident errors, the recipe."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from patchloom.data.sources import Item, Source
+from patchloom.models.complexity import complexity
+from patchloom.models.network import Network
+from patchloom.pages import html_page
+from patchloom.svg import NUMBERED, heat_map, line_chart, most_confused
+from patchloom.tasks.classification.metrics import Scores
+from patchloom.training.run import Run, write_text
+
+MISTAKES = 24
+
+
+def write_report(run: Run, source: Source, items: Sequence[Item], scores: Scores | None, network: Network) -> None:
+    """Write the report of a finished run; without held-out images there are no scores."""
+    records = [row for row in run.records() if row.get("event") == "epoch"]
+    parts = [
+        _headline(run, scores, network, records),
+        _section("Curves", _curves(records)),
+        *(_judged(source, items, scores) if scores else ()),
+        _section("Recipe", _recipe(run.settings)),
+    ]
+    title = f"{network.config.name} on {run.settings['data']}"
+    write_text(run.folder / "report.html", html_page(title, "".join(parts)))
+
+
+def _judged(source: Source, items: Sequence[Item], scores: Scores) -> list[str]:
+    return [
+        _section("Confusion", _confusion(scores)),
+        _section("Classes", _classes(scores)),
+        _section("The most confident errors", _mistakes(source, items, scores)),
+    ]
+
+
+def _section(title: str, body: str) -> str:
+    return f"<h2>{escape(title)}</h2>{body}"
+
+
+def _headline(run: Run, scores: Scores | None, network: Network, records: list[dict[str, Any]]) -> str:
+    summary, cost = scores.summary() if scores else None, complexity(network)
+    cells = "".join(
+        f"<div><b>{value}</b><span class=soft>{name}</span></div>" for value, name in _shown(summary, records)
+    )
+    judged = "No image was held out."
+    if summary is not None:
+        best = max((row.get("ema_top1", row["top1"]) for row in records), default=summary["top1"])
+        kind = "averaged" if records and "ema_top1" in records[-1] else "raw"
+        judged = f"The metrics are those of the {kind} weights after the last epoch; the best epoch had {best:.2%}."
+    return (
+        f"<h1>{escape(network.config.name)} on {escape(str(run.settings['data']))}</h1><div class=figures>{cells}</div>"
+        f"<p class=soft>Recipe {escape(run.settings['recipe_name'])}, {run.settings['epochs']} epochs; "
+        f"{cost.params / 1e6:.2f} million parameters, {cost.macs / 1e6:.0f} million MACs at "
+        f"{network.config.img_size[0]} x {network.config.img_size[1]} pixels. {judged}</p>"
+    )
+
+
+def _shown(summary: dict[str, Any] | None, records: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """The large numbers at the top and what each is."""
+    if summary is None:
+        return []
+    interval = summary.get("top1_interval") or (records[-1].get("top1_interval") if records else None)
+    range_ = f"; 95 % interval {interval[0]:.1%} to {interval[1]:.1%}" if interval else ""
+    return [
+        (f"{summary['top1']:.2%}", f"top-1 on {summary['count']} held-out images{range_}"),
+        (f"{summary['top5']:.2%}", "top-5"),
+        (f"{summary['loss']:.4f}", "cross-entropy"),
+        (f"{summary['ece']:.2%}", "calibration error"),
+    ]
+
+
+def _curves(records: list[dict[str, Any]]) -> str:
+    if not records:
+        return "<p>No epoch was evaluated.</p>"
+    charts = [
+        ("loss", {"training": "train_loss", "held out": "loss", "averaged": "ema_loss"}),
+        ("top-1", {"held out": "top1", "averaged": "ema_top1"}),
+        ("learning rate", {"": "lr"}),
+    ]
+    drawn = (line_chart(title, {name: _points(records, key) for name, key in lines.items()}) for title, lines in charts)
+    return f'<div class="curves">{"".join(drawn)}</div>'
+
+
+def _points(records: list[dict[str, Any]], key: str) -> list[tuple[float, float]]:
+    return [(row["epoch"], row[key]) for row in records if row.get(key) is not None]
+
+
+def _confusion(scores: Scores) -> str:
+    """A heat map, of the most confused classes if there are many; from 21 classes on, also the most frequent errors."""
+    table, names = scores.confusion(), scores.class_names
+    shown = most_confused(table)
+    note = ""
+    if len(shown) < len(names):
+        note = f"<p class=soft>The {len(shown)} of {len(names)} classes with most errors.</p>"
+    drawn = heat_map(table[np.ix_(shown, shown)], [names[i] for i in shown], table.sum(axis=1)[shown])
+    return f"{note}{drawn}{_frequent_errors(table, names) if len(names) > NUMBERED else ''}"
+
+
+def _frequent_errors(table: np.ndarray, names: Sequence[str]) -> str:
+    wrong = [(int(table[i, j]), escape(names[i]), escape(names[j])) for i, j in np.argwhere(table) if i != j]
+    rows = "".join(f"<tr><td class=n>{n}<td>{a}<td>{b}" for n, a, b in sorted(wrong, reverse=True)[:30])
+    return f"<h3>Most frequent errors</h3><table><tr><th class=n>images<th>label<th>prediction</tr>{rows}</table>"
+
+
+def _classes(scores: Scores) -> str:
+    per_class = sorted(scores.summary()["per_class"].items(), key=lambda pair: pair[1]["top1"])
+    rows = "".join(
+        f"<tr><td>{escape(name)}<td class=n>{row['top1']:.1%}<td class=n>{row['count']}" for name, row in per_class
+    )
+    return f"<table><tr><th>class<th class=n>top-1<th class=n>images</tr>{rows}</table>"
+
+
+def _mistakes(source: Source, items: Sequence[Item], scores: Scores) -> str:
+    wrong = np.flatnonzero(scores.predicted != scores.labels)
+    if not len(wrong):
+        return "<p>None: every held-out image was classified as labelled.</p>"
+    surest = wrong[np.argsort(-scores.confidence[wrong])][:MISTAKES]
+    figures = []
+    for i in surest:
+        prediction, label = (escape(scores.class_names[j]) for j in (scores.predicted[i], scores.labels[i]))
+        figures.append(
+            f'<figure><img alt="{escape(items[i].key)}" src="{_thumbnail(source, items[i])}"><figcaption>'
+            f"<span class=bad>{prediction}</span> {scores.confidence[i]:.0%}, is {label}<br>"
+            f"<span class=soft>{escape(items[i].key)}</span></figcaption></figure>"
+        )
+    note = f"{len(wrong)} of {len(scores.labels)} images are wrong: the prediction, its probability and the label."
+    return f"<p>{note}</p><div class=photos>{''.join(figures)}</div>"
+
+
+def _thumbnail(source: Source, item: Item) -> str:
+    image = source.read(item)
+    image.thumbnail((128, 128))
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=85)
+    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def _recipe(settings: dict[str, Any]) -> str:
+    sources = settings.get("sources", {})
+    rows = "".join(
+        f"<tr><td>{escape(key)}<td>{escape(str(value))}<td class=soft>{escape(sources.get(key, ''))}"
+        for key, value in settings.items()
+        if key not in ("sources", "model", "summary")
+    )
+    return f"<table class=settings><tr><th>setting<th>value<th>where it comes from</tr>{rows}</table>"

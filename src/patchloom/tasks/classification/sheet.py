@@ -1,0 +1,63 @@
+"""A contact sheet of what training sees: augmented images, mixing included, with their labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw
+from torch import Tensor
+
+from patchloom.console import Console
+from patchloom.errors import PatchloomError
+from patchloom.runs.config import plan_job
+from patchloom.tasks.classification.setup import make_task, open_data
+from patchloom.training.processes import Processes
+
+COLUMNS, ROWS, SIDE, CAPTION = 8, 4, 128, 30
+
+
+def write_sheet(
+    data: str | PathLike[str],
+    recipe: str,
+    out: str | PathLike[str],
+    model: str = "deit_nano",
+    labels: str | None = None,
+    changes: Mapping[str, Any] | None = None,
+    model_options: Mapping[str, Any] | None = None,
+) -> Path:
+    """A PNG with the first images that a run with this recipe and these changes would train on, as the network would
+    see them."""
+    settings = {"workers": 0, "batch_size": COLUMNS * ROWS, **(changes or {})}
+    job = plan_job(data, model, recipe, settings, model_options or {}, labels)
+    console, alone = Console(quiet=True), Processes()
+    source, split, _ = open_data(job, console, alone)
+    task = make_task(job, source, split, alone, console)
+    batch = next(iter(task.batches(0, 1)))
+    images, targets = task.prepare(batch, 0)
+    how = task.network.preprocessing
+    pixels = images.permute(0, 2, 3, 1).numpy() * np.asarray(how.std) + np.asarray(how.mean)
+    sheet = Image.new("RGB", (COLUMNS * SIDE, -(-len(pixels) // COLUMNS) * (SIDE + CAPTION)), "white")
+    for i, picture in enumerate((pixels.clip(0, 1) * 255).round().astype(np.uint8)):
+        corner = (i % COLUMNS * SIDE, i // COLUMNS * (SIDE + CAPTION))
+        sheet.paste(Image.fromarray(picture).resize((SIDE - 4, SIDE - 4), Image.Resampling.NEAREST), corner)
+        text = caption(targets[i], source.class_names)
+        ImageDraw.Draw(sheet).multiline_text((corner[0] + 2, corner[1] + SIDE - 2), text, fill="black", spacing=1)
+    path = Path(out)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        sheet.save(path)
+    except (OSError, ValueError) as error:
+        raise PatchloomError(f"{path} cannot be written: {error}.") from error
+    return path
+
+
+def caption(target: Tensor, names: tuple[str, ...]) -> str:
+    """The classes of a mixed target with their shares, largest first."""
+    shares = [(float(share), name) for share, name in zip(target, names, strict=True)]
+    least = 1.5 / len(names) if len(names) > 2 else 0.02
+    present = sorted((pair for pair in shares if pair[0] > min(least, 0.05)), reverse=True)[:2]
+    return "\n".join(f"{name[:16]} {share:.0%}" for share, name in present)

@@ -1,0 +1,101 @@
+"""Where fine-tuning starts: trained weights, fitted to another size and to other classes, partly frozen."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from os import PathLike
+from typing import Any
+
+import torch
+
+from patchloom.data.sources import Source
+from patchloom.errors import PatchloomError
+from patchloom.models.network import Network
+from patchloom.models.patchconvnet import per_class_queries
+from patchloom.models.roles import parameter_roles, tuned_parameters
+from patchloom.runs.config import Start, place
+from patchloom.tasks.classification.classes import same_classes
+from patchloom.weights.load import load
+from patchloom.weights.report import LoadReport
+
+
+def open_start(
+    weights: str | PathLike[str],
+    source: Source,
+    hints: Mapping[str, Any],
+    delta: bool,
+    mean: tuple[float, ...] | None = None,
+    std: tuple[float, ...] | None = None,
+) -> tuple[Network, Start, list[str]]:
+    """The network as its file has it, where a run on `source` starts, and what the user should know of it."""
+    network, notes = load(weights, **hints), []
+    theirs, ours = network.class_names, source.class_names
+    names = same_classes(theirs, ours, network.config.num_classes)
+    if names is not None and theirs is None:
+        notes.append(
+            f"{weights} has {len(ours)} classes without names: they are taken to be those of the data, in this order: "
+            f"{', '.join(names[:5])}{' ...' if len(names) > 5 else ''}."
+        )
+    if names is None and theirs is None and len(ours) == network.config.num_classes:
+        notes.append(
+            f"The classes of the data are numbers, but not the indices 0 to {len(ours) - 1} of {weights}: its head "
+            "starts from scratch."
+        )
+    own = network.preprocessing
+    how = dataclasses.replace(own, mean=mean or own.mean, std=std or own.std)
+    start = Start(place(weights), how, names, dict(hints), delta=delta)
+    return network, start, notes
+
+
+@torch.no_grad()
+def fill_from(network: Network, start: Start) -> LoadReport:
+    """Give a fresh network the weights of `start`; the heads stay fresh where the classes are others."""
+    base = load(start.weights, img_size=network.config.img_size, **start.hints)
+    of_classes = {name for name, role in parameter_roles(network).items() if role == "head"}
+    if network.per_class and not base.per_class:  # every class starts from the one query
+        if base.config.num_classes != network.config.num_classes:
+            base.reset_head(network.config.num_classes)
+        base = per_class_queries(base)
+    elif network.per_class:
+        of_classes |= {"class_token"}
+    theirs, report = base.state_dict(), base.load_report
+    report.model, report.loaded = network.config.name, []
+    for name, tensor in network.state_dict().items():
+        if (
+            name in theirs
+            and theirs[name].shape == tensor.shape
+            and not (start.class_names is None and _in(name, of_classes))
+        ):
+            tensor.copy_(theirs[name])
+            report.loaded.append(name)
+        elif _in(name, of_classes):
+            report.reinitialised[name] = _why_afresh(base, network)
+        else:
+            raise PatchloomError(f"{start.weights} has no {name} of the shape that {network.config.name} needs.")
+    report.unused += [name for name in theirs if name not in network.state_dict()]
+    return report
+
+
+def _why_afresh(base: Network, network: Network) -> str:
+    theirs, ours = base.config, network.config
+    if theirs.head != ours.head:
+        return f"a {theirs.head} head in the file, {ours.head} here"
+    if theirs.num_classes != ours.num_classes:
+        return f"{theirs.num_classes} classes in the file, {ours.num_classes} here"
+    return "the classes in the file have other names"
+
+
+def _in(name: str, parameters: set[str]) -> bool:
+    """Whether a tensor is among the parameters, or belongs to their module, as the statistics of a BatchNorm do."""
+    module = name.rpartition(".")[0]
+    return name in parameters or (module != "" and any(other.rpartition(".")[0] == module for other in parameters))
+
+
+def freeze(network: Network, tune: str) -> None:
+    """Leave only what `tune` names trainable: the rest has no gradient, no optimizer state, no statistics to update.
+    What the network fixes itself (scale_trainable=False) stays fixed."""
+    tuned = tuned_parameters(network, tune)
+    for name, parameter in network.named_parameters():
+        if name not in tuned:
+            parameter.requires_grad_(False)

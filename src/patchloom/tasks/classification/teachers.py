@@ -1,0 +1,290 @@
+"""Teachers: any network that says something of images, in its own normalisation and resolution."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from patchloom import temporary
+from patchloom.compat import import_timm
+from patchloom.errors import PatchloomError
+from patchloom.install import install_hint
+from patchloom.models.config import as_size
+from patchloom.models.foreign import TIMM
+from patchloom.models.imagenet import imagenet_ids
+from patchloom.models.preprocessing import Preprocessing
+from patchloom.reading import read_json
+from patchloom.tasks.classification.classes import match_names
+from patchloom.weights.delta import checksum
+from patchloom.weights.files import read
+from patchloom.weights.load import load
+from patchloom.weights.shards import sync
+
+_DIGEST = hashlib.sha256().digest_size
+STUDENT = "student"  # as an image size: that of the student (thesis 3.3)
+
+
+@dataclass
+class Teacher:
+    """A network in eval mode: (B, 3, height, width) in its own normalisation -> logits (B, classes)."""
+
+    label: str
+    network: Callable[[Tensor], Tensor]
+    how: Preprocessing
+    class_names: tuple[str, ...] | None
+    num_classes: int
+    digest: str
+
+    def __post_init__(self) -> None:
+        if self.class_names is not None and len(self.class_names) != self.num_classes:
+            raise PatchloomError(
+                f"The teacher {self.label} has {self.num_classes} outputs, and names of {len(self.class_names)}."
+            )
+
+    @property
+    def identity(self) -> list[Any]:
+        """All that decides what it says of an image."""
+        return [self.digest, self.how.to_json(), self.class_names]
+
+    @torch.no_grad()
+    def look(self, x: Tensor, how: Preprocessing) -> Tensor:
+        """Logits for images that are normalised in another way and of another size."""
+        mean, std, mean_own, std_own = (
+            torch.tensor(values, device=x.device, dtype=x.dtype)[:, None, None]
+            for values in (how.mean, how.std, self.how.mean, self.how.std)
+        )
+        seen = (x * std + mean - mean_own) / std_own
+        if seen.shape[-2:] != self.how.img_size:
+            seen = F.interpolate(seen, self.how.img_size, mode="bicubic", antialias=True)
+        return self.network(seen).float()
+
+
+class ForeignNetwork(nn.Module):
+    """A network of timm or in an ONNX file, called as our own are: normalised images of its size -> logits."""
+
+    head_distill = None
+
+    def __init__(self, teacher: Teacher) -> None:
+        super().__init__()
+        self.network, self.class_names, self.preprocessing = teacher.network, teacher.class_names, teacher.how
+        self.config = SimpleNamespace(name=teacher.label, num_classes=teacher.num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.network(x)
+
+
+class Teachers:
+    """One teacher, or several whose probabilities are averaged; logits in the order of `class_names`."""
+
+    def __init__(self, teachers: Sequence[Teacher], class_names: Sequence[str], cache: TeacherCache | None) -> None:
+        matched = [match_classes(teacher, class_names) for teacher in teachers]
+        self.teachers = [(teacher, order) for teacher, (order, _) in zip(teachers, matched, strict=True)]
+        self.notes = [message for _, message in matched if message]  # how class names were interpreted
+        self.cache = cache
+
+    def __call__(self, x: Tensor, how: Preprocessing, step: int, rank: int) -> Tensor:
+        """(B, classes). The same for the same step, so that a cache may answer."""
+        classes = len(self.teachers[0][1])
+        if self.cache is not None and (known := self.cache.read(step, rank, (len(x), classes))) is not None:
+            return known.to(x.device)
+        said = [teacher.look(x, how)[:, order.to(x.device)] for teacher, order in self.teachers]
+        answer = said[0]
+        if len(said) > 1:
+            answer = torch.stack([one.log_softmax(dim=-1) for one in said]).logsumexp(dim=0) - math.log(len(said))
+        if self.cache is not None:
+            self.cache.write(step, rank, answer)
+        return answer
+
+
+class TeacherCache:
+    """What teachers said, one file a step and process: with the key, a step decides images, augmentation draws and
+    mixing."""
+
+    def __init__(self, folder: Path, key: Any, say: Callable[[str], None] = lambda _: None) -> None:
+        self.say = say
+        name = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:20]
+        self.folder = folder / name
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            temporary.sweep(self.folder, r"\d+-\d+\.npy")
+        except OSError as error:
+            raise PatchloomError(f"--cache {folder} cannot be written: {error}.") from error
+
+    def read(self, step: int, rank: int, shape: tuple[int, int]) -> Tensor | None:
+        """None for what is not there, or damaged: then the teachers are asked again."""
+        path = self._path(step, rank)
+        try:
+            content = path.read_bytes()
+        except OSError:
+            return None
+        data, mark = content[:-_DIGEST], content[-_DIGEST:]
+        if hashlib.sha256(data).digest() != mark:
+            self.say(f"{path} is damaged: the teachers are asked again for step {step}.")
+            return None
+        said = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+        return torch.from_numpy(said) if said.shape == shape else None
+
+    def write(self, step: int, rank: int, said: Tensor) -> None:
+        """An .npy file with the SHA-256 digest of its bytes after it."""
+        path, data = self._path(step, rank), io.BytesIO()
+        np.lib.format.write_array(data, said.float().cpu().numpy())
+        try:
+            aside = temporary.own_name(path)
+            aside.write_bytes(data.getvalue() + hashlib.sha256(data.getvalue()).digest())
+            sync(aside)
+            aside.rename(path)
+        except OSError as error:
+            raise PatchloomError(f"--cache {self.folder} cannot be written: {error}.") from error
+
+    def _path(self, step: int, rank: int) -> Path:
+        return self.folder / f"{step:08d}-{rank}.npy"
+
+
+def match_classes(teacher: Teacher, class_names: Sequence[str]) -> tuple[Tensor, str | None]:
+    """For each class of the data, its place among the teacher's logits; and how the names were interpreted, where the
+    teacher has none."""
+    places, message = match_names(
+        class_names,
+        teacher.class_names,
+        teacher.num_classes,
+        who=f"The teacher {teacher.label}",
+        where="The data",
+        advice="Name the classes of the data as the teacher does.",
+    )
+    return torch.tensor([places[label] for label in range(len(class_names))]), message
+
+
+def open_teacher(source: str, device: torch.device, hints: Mapping[str, Any] | None = None) -> Teacher:
+    """A run folder, anything that `load` takes, timm:NAME (from the hub) or timm:NAME:FILE, or an .onnx file.
+    `hints`: mean and std of its normalisation, its image size, how many classes it has, and, for `load`, what a bare
+    file does not say (heads=3). A hint that contradicts the teacher or means nothing to it is refused."""
+    hints = dict(hints or {})
+    colours = {name: hints.pop(name) for name in ("mean", "std") if name in hints}
+    classes = hints.pop("num_classes", None)
+    if source.startswith(TIMM):
+        teacher = _timm_teacher(source, device, _only_size(source, hints))
+    elif source.endswith(".onnx"):
+        teacher = _onnx_teacher(Path(source), _only_size(source, hints))
+    else:
+        network = load(source, **hints).to(device).eval()
+        count, names = network.config.num_classes, network.class_names
+        teacher = Teacher(source, network, network.preprocessing, names, count, checksum(network))
+    if classes not in (None, teacher.num_classes):
+        raise PatchloomError(f"teacher.num_classes={classes}: the teacher {source} has {teacher.num_classes} classes.")
+    teacher.how = dataclasses.replace(teacher.how, **colours)
+    return teacher
+
+
+def _only_size(source: str, hints: dict[str, Any]) -> tuple[int, int] | None:
+    """The image size among the hints; any other hint is for files of weights that `load` reads."""
+    size = hints.pop("img_size", None)
+    if hints:
+        name = next(iter(hints))
+        raise PatchloomError(
+            f"teacher.{name}={hints[name]} means nothing to {source}: a teacher of timm or in an ONNX file takes "
+            "img_size, num_classes, mean and std."
+        )
+    return None if size is None else as_size(size)
+
+
+def _timm_teacher(source: str, device: torch.device, size: tuple[int, int] | None) -> Teacher:
+    timm = import_timm()
+    name, _, file = source.removeprefix(TIMM).partition(":")
+    if not timm.is_model(name):
+        raise PatchloomError(f"timm has no model {name!r}.")
+    tensors = read(Path(file)).tensors if file else None
+    try:
+        if tensors is None:
+            network = timm.create_model(name, pretrained=True)
+        else:
+            network = timm.create_model(name, **_classes_of(tensors, timm.get_pretrained_cfg(name)))
+            network.load_state_dict(tensors)
+    except Exception as error:  # whatever the hub, or a file that does not fit, makes timm raise
+        hint = "" if file else f" A file of weights is given as {TIMM}{name}:FILE."
+        raise PatchloomError(f"The teacher {source} cannot be had: {type(error).__name__}: {error}.{hint}") from error
+    network = network.to(device).eval()
+    about = timm.data.resolve_data_config({}, model=network)
+    resampling = about["interpolation"] if about["interpolation"] in ("bicubic", "bilinear") else "bicubic"
+    how = Preprocessing(
+        tuple(about["input_size"][1:]), tuple(about["mean"]), tuple(about["std"]), about["crop_pct"], resampling
+    )
+    if size is not None:
+        _resize_timm(network, source, size, device)
+        how = dataclasses.replace(how, img_size=size)
+    names = imagenet_ids() if network.num_classes == 1000 else None
+    return Teacher(source, network, how, names, network.num_classes, checksum(network))
+
+
+def _resize_timm(network: Any, source: str, size: tuple[int, int], device: torch.device) -> None:
+    """Fit a network of timm to another image size, where it can take one."""
+    try:
+        if hasattr(network, "set_input_size"):
+            network.set_input_size(img_size=size)
+        with torch.no_grad():
+            network(torch.zeros(2, 3, *size, device=device))
+    except Exception as error:  # whatever a network that is made for one size raises
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise PatchloomError(f"{source} does not take images of {size[0]} x {size[1]} pixels: {reason}.") from error
+
+
+def _classes_of(tensors: Mapping[str, Tensor], published: Any) -> dict[str, int]:
+    """How many classes a file of timm's layout has, where its head is found."""
+    head = published.classifier if isinstance(published.classifier, str) else published.classifier[0]
+    weight = tensors.get(f"{head}.weight")
+    return {} if weight is None else {"num_classes": len(weight)}
+
+
+def _onnx_teacher(path: Path, asked: tuple[int, int] | None) -> Teacher:
+    """An ONNX file with one input (B, 3, height, width). Class names and preprocessing are in the metadata of our own
+    exports, or in FILE.json beside the file."""
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise PatchloomError(f"A teacher in an ONNX file needs onnxruntime: {install_hint('onnx')}") from error
+    try:
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        given = session.get_inputs()[0]
+        size = tuple(side if isinstance(side, int) else 224 for side in given.shape[2:])
+        beside, own = path.with_suffix(".json"), session.get_modelmeta().custom_metadata_map
+        about = {name: json.loads(own[name]) for name in ("preprocessing", "class_names") if name in own}
+        about |= read_json(beside) if beside.exists() else {}
+        how = Preprocessing.from_json({"img_size": size, **about.get("preprocessing", {})})
+        if asked is not None:
+            how = dataclasses.replace(how, img_size=asked)
+        names = tuple(about["class_names"]) if about.get("class_names") else None
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+    except Exception as error:  # whatever a file that is no network makes the library raise
+        raise PatchloomError(f"The teacher {path} cannot be read: {error}.") from error
+
+    pairs = zip(given.shape[2:], asked or (), strict=False)
+    if any(isinstance(side, int) and side != wanted for side, wanted in pairs):
+        raise PatchloomError(
+            f"{path} takes images of {given.shape[2]} x {given.shape[3]} pixels only, not {how.img_size[0]} x "
+            f"{how.img_size[1]}."
+        )
+
+    def run(x: Tensor) -> Tensor:
+        (logits, *_) = session.run(None, {given.name: x.cpu().float().numpy()})
+        return torch.from_numpy(logits).to(x.device)
+
+    try:
+        count = run(torch.zeros(2, 3, *how.img_size)).shape[-1]
+    except Exception as error:  # whatever the library raises where the graph is made for another shape
+        raise PatchloomError(
+            f"The teacher {path} does not take several images of {how.img_size} pixels: export it with a batch of any "
+            f"size. {str(error).splitlines()[0]}"
+        ) from error
+    return Teacher(str(path), run, how, names, count, content)

@@ -1,0 +1,201 @@
+"""Disagreement and probes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from sklearn.linear_model import LogisticRegression
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+import patchloom
+from patchloom import PatchloomError
+from patchloom.cli.main import main
+from patchloom.data.images import resize_and_crop
+from patchloom.data.sources import open_source
+from patchloom.inference.items import open_items
+from patchloom.inference.probes import _knn, _linear, embeddings, probe
+from patchloom.tasks.classification.agreement import disagreement, disagreement_lines, draw_disagreement
+from patchloom.tasks.classification.evaluate import scores
+from patchloom.tasks.classification.teachers import open_teacher
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("models")
+    paths = []
+    for i, options in enumerate(({"distilled": True}, {})):
+        torch.manual_seed(i)
+        model = patchloom.create_model("deit_nano", num_classes=10, img_size=16, depth=1, **options)
+        model.class_names = tuple("0123456789") if i else tuple("9876543210")
+        paths.append(folder / f"{i}.safetensors")
+        patchloom.save(model, paths[-1])
+    return paths
+
+
+def test_disagreement_with_the_truth_is_the_error_and_the_table_is_symmetric(
+    models: list[Path], tmp_path: Path
+) -> None:
+    got = disagreement(models, "digits")
+    rates = np.asarray(got["rates"])
+    assert got["names"][0] == "ground truth"
+    assert len(got["names"]) == 5  # the truth, the distilled one and its two heads, the other
+    assert (rates == rates.T).all()
+    assert (np.diag(rates) == 0).all()
+    for row, options in ((1, {}), (2, {"head": "class"}), (3, {"head": "distill"})):
+        assert rates[0, row] == pytest.approx(1 - patchloom.evaluate(models[0], "digits", **options)["top1"])
+    assert rates[0, 4] == pytest.approx(1 - patchloom.evaluate(models[1], "digits")["top1"])
+    assert len(got["cosines"][str(models[0])]) == 2
+    tokens = load_file(models[0] / "export" / "model.safetensors") if models[0].is_dir() else load_file(models[0])
+    one, other = (tokens[name].flatten().numpy() for name in ("class_token", "distill_token"))
+    want = one @ other / np.linalg.norm(one) / np.linalg.norm(other)
+    assert got["parameter_cosines"] == {str(models[0]): pytest.approx(float(want), abs=1e-5)}
+    assert f"cosine of their parameters alone: {want:.2f}" in "\n".join(disagreement_lines(got))
+    assert "ground truth" in "\n".join(disagreement_lines(got))
+    long = {**got, "names": ["a/long/path/" * 20 + name for name in got["names"]]}
+    draw_disagreement(long, tmp_path / "d.png")
+    with Image.open(tmp_path / "d.png") as picture:
+        assert picture.width > 500
+
+
+def test_probes_are_those_of_scikit_learn() -> None:
+    generator = np.random.default_rng(0)
+    y = generator.integers(0, 4, 300)
+    x = (generator.normal(size=(300, 8)) + np.eye(4, 8)[y] * 2).astype(np.float32)
+    train, test = slice(0, 200), slice(200, 300)
+    linear = [
+        make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000, C=strength)).fit(x[train], y[train])
+        for strength in (0.01, 0.1, 1.0)
+    ]
+    got = _linear(x[train], y[train], x[test], 4)
+    assert min(abs(one.predict_proba(x[test]) - got).max() for one in linear) < 1e-4
+    neighbours = KNeighborsClassifier(10, metric="cosine", weights=lambda d: np.exp((1 - d) / 0.07))
+    want = neighbours.fit(x[train], y[train]).predict(x[test])
+    assert (_knn(x[train], y[train], x[test], 4).argmax(1) == want).mean() > 0.99
+
+
+@pytest.mark.parametrize("kind", ["linear", "knn"])
+def test_a_probe_beats_the_untrained_head(kind: str, models: list[Path]) -> None:
+    got = probe(models[1], "digits", kind)
+    assert (got["count"], got["trained_on"]) == (359, 1438)
+    assert got["top1"] > 0.4 > 2 * patchloom.evaluate(models[1], "digits")["top1"]
+
+
+@pytest.mark.parametrize(("k", "temperature"), [(1, 0.07), (9, 0.5), (40, 0.02), (200, 100.0)])
+def test_k_and_temperature_reach_the_votes_of_scikit_learns_neighbours(
+    k: int, temperature: float, models: list[Path], capsys
+) -> None:
+    network, source = patchloom.load(models[1]), open_source("digits")
+    parts = [source.splits[name] for name in ("train", "val")]
+    x, z = (embeddings(network, source, items, network.preprocessing) for items in parts)
+    y, truth = (np.asarray([item.label for item in items]) for items in parts)
+    # exp((cosine - 1) / temperature): the factor exp(-1 / temperature) is common to all votes
+    oracle = KNeighborsClassifier(k, metric="cosine", algorithm="brute", weights=lambda d: np.exp(-d / temperature))
+    votes = oracle.fit(x.astype(np.float64), y).predict_proba(z.astype(np.float64))
+    main(
+        [
+            "evaluate",
+            str(models[1]),
+            "digits",
+            "--probe",
+            "knn",
+            "--k",
+            str(k),
+            "--temperature",
+            str(temperature),
+            "--json",
+        ]
+    )
+    got = json.loads(capsys.readouterr().out)
+    assert (got["k"], got["temperature"], got["trained_on"]) == (k, temperature, len(y))
+    assert got["top1"] == pytest.approx((votes.argmax(1) == truth).mean(), abs=2.1 / len(truth))  # near-ties
+    if k > 100:  # with few neighbours, classes without a vote tie for the fifth place
+        best = np.argsort(-votes, axis=1)[:, :5]
+        assert got["top5"] == pytest.approx((best == truth[:, None]).any(axis=1).mean(), abs=2.1 / len(truth))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--probe", "knn", "--k", "0"], "--k is at least 1"),
+        (["--probe", "knn", "--k", "1439"], "more than the 1438 training images"),
+        (["--probe", "knn", "--temperature", "0"], "--temperature positive"),
+        (["--probe", "knn", "--temperature", "nan"], "--temperature positive"),
+        (["--probe", "linear", "--k", "5"], "settings of --probe knn"),
+        (["--probe", "linear", "--temperature", "0.1"], "settings of --probe knn"),
+        (["--k", "5"], "settings of --probe knn"),
+        (["--probe", "knn", "--head", "class"], "--head cannot be used with --probe"),
+    ],
+)
+def test_settings_that_a_probe_cannot_take_are_refused(
+    words: list[str], message: str, models: list[Path], capsys
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["evaluate", str(models[1]), "digits", *words])
+    assert end.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_an_unknown_probe_is_refused(models: list[Path]) -> None:
+    with pytest.raises(PatchloomError, match="linear, knn"):
+        probe(models[1], "digits", "deep")
+    with pytest.raises(PatchloomError, match="would test it on them"):
+        probe(models[1], "digits", "knn", split="all")
+
+
+def foreign(folder: Path) -> str:
+    """A network of timm with ten outputs, from a file."""
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(2)
+    network = timm.create_model("test_resnet", num_classes=10)
+    torch.save(network.state_dict(), folder / "weights.pth")
+    return f"timm:test_resnet:{folder / 'weights.pth'}"
+
+
+def test_networks_of_timm_and_onnx_files_are_evaluated_as_their_own_code_does(tmp_path: Path) -> None:
+    """Tables 3.2 and 3.4 compare with convnets of other people."""
+    source = foreign(tmp_path)
+    result = scores(source, "digits", resolution=32)
+    images, items = open_items("digits", None, None)
+    teacher = open_teacher(source, torch.device("cpu"), {"img_size": 32})
+    pictures = [np.asarray(resize_and_crop(images.read(item), teacher.how)) for item in items[:20]]
+    x = torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2) / 255
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (teacher.how.mean, teacher.how.std))
+    with torch.no_grad():
+        logits = teacher.network((x - mean) / std)
+    labels = torch.tensor([item.label for item in items[:20]])
+    loss = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
+    assert torch.allclose(torch.tensor(result.loss[:20]), loss.double(), atol=1e-4)
+
+
+@pytest.mark.parametrize("option", [{"int8": True}, {"base": "x"}, {"head": "class"}])
+def test_what_a_foreign_network_does_not_have_is_refused(option: dict, tmp_path: Path) -> None:
+    with pytest.raises(PatchloomError):
+        scores(foreign(tmp_path), "digits", **option)
+
+
+def test_a_foreign_network_agrees_with_itself(tmp_path: Path) -> None:
+    source = foreign(tmp_path)
+    found = disagreement([source, source], "digits")
+    assert found["rates"][1][2] == 0
+    assert found["rates"][0][1] == pytest.approx(1 - patchloom.evaluate(source, "digits")["top1"])
+
+
+def test_numeric_folders_of_a_nameless_model_are_indices(tmp_path: Path) -> None:
+    """Folders 0 to 11, which sort as 0, 1, 10, 11, 2: truth and predictions are named by the same order."""
+    for label in range(12):
+        (tmp_path / "data" / str(label)).mkdir(parents=True)
+        pixels = np.random.RandomState(label).randint(0, 255, (32, 32, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "data" / str(label) / "0.png")
+    network = patchloom.create_model("deit_nano", num_classes=12, depth=1)
+    patchloom.save(network, tmp_path / "model.safetensors")
+    found = disagreement([tmp_path / "model.safetensors"], tmp_path / "data", split="all")
+    top1 = patchloom.evaluate(tmp_path / "model.safetensors", tmp_path / "data", split="all")["top1"]
+    assert found["rates"][0][1] == pytest.approx(1 - top1)

@@ -1,0 +1,149 @@
+"""report.html in a real browser: everything fits, values show on hover, dark mode, nothing from the network."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import patchloom
+from patchloom.console import Console
+from patchloom.data.sources import open_source, split_source
+from patchloom.svg import MOST_CLASSES, heat_map, line_chart, most_confused, ticks
+from patchloom.tasks.classification.metrics import Scores
+from patchloom.tasks.classification.report import write_report
+from patchloom.training.run import Run
+
+CLASSES, EPOCHS = 100, 3
+LONG = "a_file_name_as_long_as_cameras_and_messengers_make_them_without_one_space"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run on 100 classes, some with long names, and files with long names."""
+    folder = tmp_path_factory.mktemp("hundred")
+    noise = np.random.default_rng(0)
+    for number in range(CLASSES):
+        name = f"class {number:03d}" if number % 9 else f"{LONG}_{number}"
+        for split in ("train", "val"):
+            (folder / split / name).mkdir(parents=True)
+            for i in range(2):
+                pixels = noise.integers(0, 256, (16, 16, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / split / name / f"{LONG}{i}.png")
+    return patchloom.train(
+        folder, model="deit_nano", recipe="deit@small", out=folder / "run", console=Console(quiet=True), workers=0,
+        model_options={"depth": 1, "dim": 24, "heads": 2}, resolution=16, epochs=EPOCHS,
+    )  # fmt: skip
+
+
+@pytest.fixture(params=["light", "dark"])
+def page(request: pytest.FixtureRequest, browser: Any, run: Run) -> Iterator[Any]:
+    """The report at 1280 pixels; it must neither raise an error nor ask for anything."""
+    context = browser.new_context(color_scheme=request.param, viewport={"width": 1280, "height": 900}, offline=True)
+    shown, wrong = context.new_page(), []
+    report = (run.folder / "report.html").as_uri()
+    shown.on("pageerror", lambda error: wrong.append(str(error)))
+    shown.on("request", lambda asked: wrong.append(asked.url) if not asked.url.startswith((report, "data:")) else None)
+    shown.goto(report)
+    shown.scheme = request.param
+    yield shown
+    context.close()
+    assert not wrong
+
+
+def overflowing(page: Any) -> list[str]:
+    """Elements that reach beyond the window, or whose text reaches beyond themselves."""
+    return page.evaluate(
+        """[...document.body.querySelectorAll("*")].filter(one => {
+            const box = one.getBoundingClientRect();
+            const wide = one instanceof HTMLElement && one.scrollWidth > one.clientWidth + 1;
+            return box.right > innerWidth + 1 || (one.clientWidth && wide);
+        }).map(one => one.tagName + " " + one.textContent.slice(0, 60))"""
+    )
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_nothing_scrolls_sideways_and_captions_wrap(page: Any, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert overflowing(page) == []
+    assert page.locator("figcaption", has_text=LONG).count() > 0
+
+
+def test_the_heat_map_shows_every_pair_of_100_classes(page: Any, run: Run) -> None:
+    assert page.locator("svg.heat").bounding_box()["width"] <= 1024
+    titles = page.locator("svg.heat g title").all_text_contents()
+    assert sum(int(re.search(r": (\d+) of 2$", title)[1]) for title in titles) == 2 * CLASSES
+    labels = page.locator("svg.heat > text > title").all_text_contents()
+    names = patchloom.load(run.folder).class_names
+    assert sorted(labels) == sorted([*names, *names])
+    heights = page.locator("svg.heat > text").evaluate_all("all => all.map(one => one.getBoundingClientRect().height)")
+    assert min(heights) > 6  # pixels: small, but legible
+
+
+def test_curves_have_axes_and_show_values_on_hover(page: Any, run: Run) -> None:
+    records = [row for row in run.records() if row.get("event") == "epoch"]
+    chart = page.locator(".chart").first
+    numbers = [float(text) for text in chart.locator("svg text").all_text_contents() if text != "epoch"]
+    assert len(numbers) >= EPOCHS + 3
+    box = chart.locator("svg").bounding_box()
+    for row, x in ((records[0], 0.12), (records[-1], 0.97)):
+        page.mouse.move(box["x"] + x * box["width"], box["y"] + box["height"] / 2)
+        shown = chart.locator(".values").inner_text()
+        assert shown == f"epoch {row['epoch']}: training {row['train_loss']:.4g}, held out {row['loss']:.4g}"
+        assert chart.locator(".cursor").get_attribute("visibility") == "visible"
+    page.mouse.move(0, 0)
+    assert chart.locator(".cursor").get_attribute("visibility") == "hidden"
+
+
+def test_dark_mode_is_dark(page: Any) -> None:
+    paper, ink = page.evaluate("(s => [s.backgroundColor, s.color])(getComputedStyle(document.body))")
+    paper, ink = (sum(map(int, re.findall(r"\d+", colour))) for colour in (paper, ink))
+    assert (paper < 150 < 600 < ink) if page.scheme == "dark" else (ink < 150 < 600 < paper)
+
+
+def test_the_interval_of_the_last_record_is_shown_with_the_number_of_images(run: Run) -> None:
+    log, before = run.folder / "log.jsonl", (run.folder / "log.jsonl").read_text()
+    *others, last = before.splitlines()
+    log.write_text("\n".join([*others, json.dumps({**json.loads(last), "top1_interval": [0.8125, 0.9437]})]) + "\n")
+    source = open_source(run.settings["data"])
+    items = split_source(source).held_out
+    labels = np.array([item.label for item in items])
+    scores = Scores(labels, labels, np.ones(200), np.zeros(200, int), np.zeros(200), source.class_names, ("",) * 200)
+    whole = (run.folder / "report.html").read_bytes()
+    try:
+        write_report(run, source, items, scores, patchloom.load(run.folder))
+        text = (run.folder / "report.html").read_text()
+    finally:
+        log.write_text(before)
+        (run.folder / "report.html").write_bytes(whole)
+    assert "top-1 on 200 held-out images; 95 % interval 81.2% to 94.4%" in text
+
+
+def test_ticks_are_round_and_enclose_the_values() -> None:
+    assert ticks(0.013, 0.98, 5) == [0, 0.5, 1]
+    assert ticks(4.606, 4.673, 5) == [4.6, 4.62, 4.64, 4.66, 4.68]
+    assert ticks(1, 300, 6) == [0, 100, 200, 300]
+
+
+def test_values_that_are_not_finite_are_left_out() -> None:
+    chart = line_chart("loss", {"training": [(1, 2.0), (2, float("nan")), (3, float("inf"))], "none": []})
+    assert chart.count("<circle") == 1
+    assert "nan" not in chart
+    assert line_chart("loss", {"training": [(1, float("nan"))]}) == ""
+
+
+def test_of_many_classes_those_with_most_errors_are_shown() -> None:
+    table = np.eye(300, dtype=int) * 5
+    table[7, 250] = 3
+    shown = most_confused(table)
+    assert len(shown) == MOST_CLASSES
+    assert {7, 250} <= set(shown)
+    assert list(shown) == sorted(shown)
+    drawn = heat_map(table[np.ix_(shown, shown)], [f"<{i}>" for i in shown], table.sum(axis=1)[shown])
+    assert "&lt;7&gt; predicted as &lt;250&gt;: 3 of 8" in drawn
