@@ -33,7 +33,7 @@ from patchloom.compat import import_timm
 from patchloom.console import Console
 from patchloom.data.sources import open_source, split_source
 from patchloom.models.registry import build
-from patchloom.recipes.changes import network_config
+from patchloom.recipes.networks import network_config
 from patchloom.runs.config import Job, plan_job
 
 RECIPES = {"cait_nano": "cait@small", "deit_nano": "deit@small"}

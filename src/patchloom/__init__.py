@@ -10,36 +10,38 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-_HOMES = {
+_MODULES = {
     "PatchloomError": "patchloom.errors",
     "capture_attention": "patchloom.layers.attention",
     "complexity": "patchloom.models.complexity",
     "create_model": "patchloom.models.registry",
-    "distill": "patchloom.tasks.classification.train",
-    "evaluate": "patchloom.tasks.classification.evaluate",
+    "distill": "patchloom.api",
+    "evaluate": "patchloom.runs.kinds",
     "explain": "patchloom.explaining.explanation",
-    "finetune": "patchloom.tasks.classification.train",
+    "finetune": "patchloom.api",
     "fuse": "patchloom.models.fused",
     "layerscale_value": "patchloom.layers.scales",
     "list_models": "patchloom.models.registry",
     "load": "patchloom.weights.load",
     "parameter_roles": "patchloom.models.roles",
-    "predict": "patchloom.inference.predict",
+    "predict": "patchloom.runs.kinds",
     "save": "patchloom.weights.save",
-    "train": "patchloom.tasks.classification.train",
+    "train": "patchloom.api",
     "uniform_drop_rate": "patchloom.layers.scales",
 }
-__all__ = list(_HOMES)
-_ROOMS = (
+__all__ = list(_MODULES)
+_PACKAGES = (
     "compat",
     "data",
     "errors",
     "explaining",
     "exporting",
+    "inference",
     "kernels",
     "layers",
     "models",
     "recipes",
+    "runs",
     "tasks",
     "training",
     "weights",
@@ -47,22 +49,24 @@ _ROOMS = (
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ROOMS:
+    if name in _PACKAGES:
         return import_module(f"patchloom.{name}")
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'patchloom' has no attribute {name!r}")
     import_module("patchloom.models")  # fills the registry
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *_ROOMS, "__version__"])
+    return sorted([*__all__, *_PACKAGES, "__version__"])
 
 
 if TYPE_CHECKING:
+    from patchloom.api import distill as distill
+    from patchloom.api import finetune as finetune
+    from patchloom.api import train as train
     from patchloom.errors import PatchloomError as PatchloomError
     from patchloom.explaining.explanation import explain as explain
-    from patchloom.inference.predict import predict as predict
     from patchloom.layers.attention import capture_attention as capture_attention
     from patchloom.layers.scales import layerscale_value as layerscale_value
     from patchloom.layers.scales import uniform_drop_rate as uniform_drop_rate
@@ -71,9 +75,7 @@ if TYPE_CHECKING:
     from patchloom.models.registry import create_model as create_model
     from patchloom.models.registry import list_models as list_models
     from patchloom.models.roles import parameter_roles as parameter_roles
-    from patchloom.tasks.classification.evaluate import evaluate as evaluate
-    from patchloom.tasks.classification.train import distill as distill
-    from patchloom.tasks.classification.train import finetune as finetune
-    from patchloom.tasks.classification.train import train as train
+    from patchloom.runs.kinds import evaluate as evaluate
+    from patchloom.runs.kinds import predict as predict
     from patchloom.weights.load import load as load
     from patchloom.weights.save import save as save

@@ -34,11 +34,16 @@ def _add_show(parts: Any, shared: argparse.ArgumentParser) -> None:
 
 
 def show(options: argparse.Namespace) -> None:
+    from patchloom.errors import PatchloomError
     from patchloom.recipes.changes import parse_words
-    from patchloom.tasks.classification.sheet import write_sheet
+    from patchloom.recipes.registry import find_recipe
+    from patchloom.tasks.registry import task_for_recipe
 
-    settings = parse_words(options.settings)
-    sheet = write_sheet(options.data, options.recipe, options.out, options.model, options.labels, *settings)
+    task = task_for_recipe(find_recipe(options.recipe))
+    if task.show is None:
+        raise PatchloomError(f"{options.recipe} is a recipe for {task.name}, whose data cannot be shown as a picture.")
+    settings = parse_words(options.settings, task.options)
+    sheet = task.show(options.data, options.recipe, options.out, options.model, options.labels, *settings)
     print_lines(f"The sheet is {sheet}")
 
 

@@ -1,304 +1,80 @@
-"""`patchloom evaluate` and `patchloom predict`."""
+"""`patchloom evaluate` and `patchloom predict`, for a model of any kind: its task does the work."""
 
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Sequence
 from typing import Any
 
 from patchloom.cli.output import print_json
-from patchloom.reading import read_json
+from patchloom.tasks.commands import Commands, task_commands
 from patchloom.terminal import print_lines
+
+_FROM = "run folder, exported model, checkpoint, weight file or published tag"
 
 
 def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
-    parser = commands.add_parser("evaluate", parents=[shared], help="how good a model is on labelled images")
-    # SUPPRESS: an absent positional must not overwrite what _Values found
-    either = {"nargs": "?", "default": argparse.SUPPRESS}
-    parser.add_argument("model", metavar="FROM", **either, help="a run, an export, a file of weights, a published tag")
-    parser.add_argument("data", metavar="DATA", **either, help="labelled images, as for training")
-    parser.add_argument("--labels", help="the label column of a CSV manifest")
+    parser = commands.add_parser(
+        "evaluate",
+        parents=[shared],
+        help="evaluate a model on labelled images",
+        usage="patchloom evaluate FROM DATA [options]",
+        description="Evaluate a model on the data that its run held out, or on any split.",
+        epilog="examples:\n  patchloom evaluate runs/photos photos/\n"
+        "  patchloom evaluate deit_small.fb_in1k imagenet/val --crop-ratio 0.875 1.0",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    # SUPPRESS: an absent positional must not overwrite what an option that takes several words has found
+    either: dict[str, Any] = {"nargs": "?", "default": argparse.SUPPRESS}
+    parser.add_argument("model", metavar="FROM", **either, help=_FROM)
+    parser.add_argument("data", metavar="DATA", **either, help="data as for training")
     parser.add_argument(
         "--split",
-        help="train, val, test, several as train+val, or all; default: what the run held out, or val, or test",
+        help="train, val, test, several as train+val, or all (default: what the run held out, or val, or test)",
     )
-    parser.add_argument(
-        "--crop-ratio",
-        action=_Values,
-        kind=float,
-        metavar="RATIO",
-        help="share of the resized image that the test crop covers; several values: one row each",
-    )
-    parser.add_argument(
-        "--resolution",
-        action=_Values,
-        kind=int,
-        metavar="PIXELS",
-        help="another image size; several values: one row each",
-    )
-    parser.add_argument("--head", help="of a distilled network: class, distill or both")
-    parser.add_argument("--fusion", help="of both heads: logits (their mean, the default) or softmax (its sum)")
-    parser.add_argument("--base", help="of a delta: the weights that it was made from")
-    parser.add_argument("--probe", help="linear or knn: judge frozen embeddings instead of the head")
-    parser.add_argument("--k", type=int, help="number of neighbours of --probe knn (default: 10)")
-    parser.add_argument("--temperature", type=float, help="temperature of the kNN votes (default: 0.07, as in DINO)")
-    parser.add_argument("--disagreement", nargs="+", metavar="MODEL", help="how often models decide differently")
-    parser.add_argument("--data", dest="shown", metavar="DATA", help="the images of --disagreement")
-    parser.add_argument("--figure", metavar="FILE.png", help="draw a sweep or the disagreement")
-    parser.add_argument(
-        "--class-map",
-        metavar="FILE.json",
-        help="JSON object: class names of the data -> class names or indices of the model",
-    )
-    parser.add_argument("--int8", action="store_true", help="with products of bytes: faster, and not exact")
-    parser.add_argument("--real", metavar="FILE.json", help="ImageNet's reassessed labels: a list of labels an image")
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--workers", type=int, help="number of processes that read images (default: 0)")
-    parser.add_argument("--strict", action="store_true", help="unreadable files are an error, not skipped")
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--batch", type=int, default=128, help="batch size (default: 128)")
+    parser.add_argument("--workers", type=int, help="number of processes that read data (default: 0)")
+    parser.add_argument("--strict", action="store_true", help="treat unreadable files as an error, not skip them")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    for task in task_commands():
+        task.evaluate.add_arguments(parser)
     parser.set_defaults(run=run_evaluate)
 
-    parser = commands.add_parser("predict", parents=[shared], help="classify images")
-    parser.add_argument("model", metavar="FROM", help="a run, an export, a file of weights, a published tag")
-    parser.add_argument("images", metavar="IMAGE", nargs="+", help="files, folders, glob patterns")
-    parser.add_argument("--base", help="of a delta: the weights that it was made from")
-    parser.add_argument("--top", type=int, default=5, help="how many classes to name")
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser = commands.add_parser(
+        "predict",
+        parents=[shared],
+        help="apply a model to images or other inputs",
+        usage="patchloom predict FROM INPUT ... [options]",
+        description="Apply a model: a classifier names the most likely classes of each image.",
+        epilog="examples:\n  patchloom predict runs/photos holiday/*.jpg\n"
+        "  patchloom predict runs/photos holiday/ --json",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", metavar="FROM", help=_FROM)
+    parser.add_argument("inputs", metavar="INPUT", nargs="*", help="files, folders or glob patterns")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    for task in task_commands():
+        task.predict.add_arguments(parser)
     parser.set_defaults(run=run_predict)
 
 
-class _Values(argparse.Action):
-    """One or more numbers. argparse also hands over FROM and DATA where they stand behind the numbers: they become
-    what they would be in front of them."""
+def _commands_for(model: str | None) -> Commands:
+    """The commands of the task that a model was trained for."""
+    from patchloom.runs.kinds import task_of
 
-    def __init__(self, option_strings: Sequence[str], dest: str, kind: type, **options: Any) -> None:
-        super().__init__(option_strings, dest, **{**options, "nargs": "+"})
-        self.kind = kind
-
-    def __call__(self, parser: Any, namespace: argparse.Namespace, words: Any, option: str | None = None) -> None:
-        numbers: list[Any] = []
-        for i, word in enumerate(words):
-            try:
-                numbers.append(self.kind(word))
-            except ValueError:
-                free = [name for name in ("model", "data") if getattr(namespace, name, None) is None]
-                if not i or len(words) - i > len(free):
-                    called = "a whole number" if self.kind is int else "a number"
-                    parser.error(f"argument {option}: {word!r} is not {called}")
-                for name, given in zip(free, words[i:], strict=False):
-                    setattr(namespace, name, given)
-                break
-        setattr(namespace, self.dest, numbers)
+    name = task_of(model)
+    return next(task for task in task_commands() if task.task == name)
 
 
 def run_evaluate(options: argparse.Namespace) -> None:
     options.model, options.data = (getattr(options, name, None) for name in ("model", "data"))
-    if not options.probe and (options.k is not None or options.temperature is not None):
-        from patchloom.errors import PatchloomError
-
-        raise PatchloomError("--k and --temperature are settings of --probe knn.")
-    swept = _take_sweep(options)
-    if options.disagreement:
-        _run_disagreement(options)
-    elif options.model is None or options.data is None:
-        from patchloom.errors import PatchloomError
-
-        raise PatchloomError("evaluate needs a model and data: patchloom evaluate FROM DATA.")
-    elif options.probe:
-        _run_probe(options)
-    elif swept:
-        _run_sweep(options, swept)
-    else:
-        _run_scores(options)
-
-
-def _take_sweep(options: argparse.Namespace) -> str | None:
-    """The setting with several values, if there is one; the others become plain values."""
-    from patchloom.errors import PatchloomError
-
-    swept = None
-    for name in ("crop_ratio", "resolution"):
-        values = getattr(options, name)
-        if values is None or len(values) == 1:
-            setattr(options, name, values and values[0])
-        elif options.probe or options.disagreement:
-            what = "--probe" if options.probe else "--disagreement"
-            raise PatchloomError(f"{what} cannot be swept: several values of --{name.replace('_', '-')} were given.")
-        elif swept:
-            raise PatchloomError("--crop-ratio and --resolution cannot both be swept: give one value of one of them.")
-        else:
-            swept = name
-    return swept
-
-
-def _run_disagreement(options: argparse.Namespace) -> None:
-    from pathlib import Path
-
-    from patchloom.console import Console
-    from patchloom.errors import PatchloomError
-    from patchloom.tasks.classification.agreement import disagreement, disagreement_lines, draw_disagreement
-
-    if options.shown is None or options.model is not None:
-        raise PatchloomError("--disagreement takes models and then --data DATA.")
-    one_model_only = ("head", "fusion", "base", "probe", "crop_ratio", "resolution", "class_map", "real", "strict")
-    _refuse(options, "--disagreement", (*one_model_only, "int8", "workers"))
-    result = disagreement(
-        options.disagreement,
-        options.shown,
-        labels=options.labels,
-        split=options.split,
-        batch=options.batch,
-        console=Console(sys.stderr),
-    )
-    if options.figure:
-        draw_disagreement(result, Path(options.figure))
-    print_json(result) if options.json else print_lines(*disagreement_lines(result))
-
-
-def _refuse(options: argparse.Namespace, what: str, names: Sequence[str]) -> None:
-    """Options that would change nothing are an error, not silence."""
-    from patchloom.errors import PatchloomError
-
-    absent = (None, False)
-    given = [f"--{name.replace('_', '-')}" for name in names if not any(getattr(options, name) is x for x in absent)]
-    if given:
-        raise PatchloomError(f"{', '.join(given)} cannot be used with {what}.")
-
-
-def _run_probe(options: argparse.Namespace) -> None:
-    from patchloom.console import Console
-    from patchloom.inference.probes import probe
-
-    _refuse(options, "--probe", ("head", "fusion", "class_map", "real", "strict", "int8", "figure"))
-    result = probe(
-        options.model,
-        options.data,
-        options.probe,
-        labels=options.labels,
-        split=options.split,
-        resolution=options.resolution,
-        crop_ratio=options.crop_ratio,
-        base=options.base,
-        batch=options.batch,
-        workers=options.workers or 0,
-        k=options.k,
-        temperature=options.temperature,
-        console=Console(sys.stderr),
-    )
-    if options.json:
-        print_json(result)
-    else:
-        print(
-            f"{options.probe} probe on {result['trained_on']} embeddings of {result['dim']} numbers: top-1 "
-            f"{result['top1']:.2%}, top-5 {result['top5']:.2%} of {result['count']} images"
-        )
-
-
-def _run_scores(options: argparse.Namespace) -> None:
-    from patchloom.tasks.classification.evaluate import real_accuracy, scores
-    from patchloom.tasks.classification.metrics import interval_text
-
-    _refuse(options, "one evaluation: it draws a sweep or --disagreement", ("figure",))
-    given = _score_options(options)
-    real = _read_real(options)
-    result = scores(options.model, options.data, **given)
-    summary = result.summary()
-    if real is not None:
-        summary |= real_accuracy(result, real)
-    if options.json:
-        print_json({**summary, "confusion": result.confusion().tolist()})
-        return
-    print(f"top-1 {interval_text(summary)}, top-5 {summary['top5']:.2%}")
-    print(f"cross-entropy {summary['loss']:.4f}, calibration error {summary['ece']:.2%}")
-    if "real_top1" in summary:
-        print(f"ReaL {summary['real_top1']:.2%} of {summary['real_count']}")
-    for name, row in sorted(summary["per_class"].items(), key=lambda pair: pair[1]["top1"]):
-        print_lines(f"  {name:24} {row['top1']:8.2%} of {row['count']}")
-
-
-def _score_options(options: argparse.Namespace) -> dict[str, Any]:
-    """The keyword arguments of `patchloom.tasks.classification.evaluate.scores`."""
-    from patchloom.console import Console
-
-    _refuse(options, "one model", ("shown",))
-    _check_fusion(options)
-    return {
-        "labels": options.labels,
-        "split": options.split,
-        "crop_ratio": options.crop_ratio,
-        "resolution": options.resolution,
-        "head": options.head,
-        "fusion": options.fusion or "logits",
-        "base": options.base,
-        "batch": options.batch,
-        "workers": options.workers or 0,
-        "strict": options.strict or options.real is not None,  # ReaL counts files by number: none may be left out
-        "class_map": read_json(options.class_map) if options.class_map else None,
-        "int8": options.int8,
-        "imagenet_only": options.real is not None,
-        "console": Console(sys.stderr),
-    }
-
-
-def _check_fusion(options: argparse.Namespace) -> None:
-    from patchloom.errors import PatchloomError, did_you_mean
-    from patchloom.tasks.classification.metrics import FUSIONS
-
-    if options.fusion is not None and options.fusion not in FUSIONS:
-        raise PatchloomError(
-            f"Unknown value {options.fusion!r} for --fusion. Choose from: {', '.join(FUSIONS)}."
-            f"{did_you_mean(options.fusion, FUSIONS)}"
-        )
-    if options.fusion is not None and options.head != "both":
-        raise PatchloomError("--fusion combines the two heads of a distilled model: give --head both with it.")
-
-
-def _run_sweep(options: argparse.Namespace, setting: str) -> None:
-    from pathlib import Path
-
-    from patchloom.plots import check_figure_path
-    from patchloom.tasks.classification.sweep import draw_sweep, sweep, sweep_text
-
-    if options.figure:
-        check_figure_path(Path(options.figure))
-    given = _score_options(options)
-    values = given.pop(setting)
-    real = _read_real(options)
-    rows = sweep(options.model, options.data, setting, values, real=real, **given)
-    if options.figure:
-        draw_sweep(rows, Path(options.figure))
-    print_json({"sweep": rows}) if options.json else print(sweep_text(rows))
-
-
-def _read_real(options: argparse.Namespace) -> Any:
-    """The labels of --real, checked before the first image is read."""
-    from patchloom.errors import PatchloomError
-
-    if options.real is None:
-        return None
-    labels = read_json(options.real)
-    if not isinstance(labels, list) or not labels or not all(isinstance(several, list) for several in labels):
-        found = (
-            "an empty list" if labels == [] else f"{type(labels).__name__}" if not isinstance(labels, list) else None
-        )
-        raise PatchloomError(
-            f"--real {options.real} holds {found or 'entries that are not lists'}. ReaL labels are a JSON list with "
-            "one list of class indices per image of ImageNet's validation set."
-        )
-    return labels
+    output = _commands_for(options.model).evaluate.run(options)
+    print_json(output.result) if options.json else print_lines(*output.lines)
 
 
 def run_predict(options: argparse.Namespace) -> None:
     from patchloom.errors import PatchloomError
-    from patchloom.inference.predict import predict
 
-    rows = predict(options.model, options.images, top=options.top, base=options.base)
-    if options.json:
-        print_json(rows)
-    for row in () if options.json else rows:
-        classes = ", ".join(f"{p['class']} {p['probability']:.1%}" for p in row.get("predictions", ()))
-        note = f" ({row['note']})" if "note" in row else ""
-        print_lines(f"{row['path']}: {row.get('error') or classes}{note}")
-    if all("error" in row for row in rows):
-        raise PatchloomError("No image could be classified; the reasons are given above.")
+    output = _commands_for(options.model).predict.run(options)
+    print_json(output.result) if options.json else print_lines(*output.lines)
+    if output.error is not None:
+        raise PatchloomError(output.error)

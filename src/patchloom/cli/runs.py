@@ -56,7 +56,7 @@ def _table(runs: list[RunInfo]) -> list[str]:
     rows = [
         (
             str(info.folder), info.status, row["model"] or "-", row["recipe"] or "-", _epochs(info),
-            row["metric"] or "-", _number(row["metric"], row["last"]), _number(row["metric"], row["best"]),
+            row["metric"] or "-", *(info.metric_text(row["metric"], row[name]) for name in ("last", "best")),
             _time(info), changes_text(info.changes) or "-",
         )
         for info in runs
@@ -88,14 +88,20 @@ def _details(info: RunInfo) -> list[str]:
 
 
 def _results(info: RunInfo) -> list[tuple[str, str]]:
-    from patchloom.tasks.classification.metrics import interval_text
+    from patchloom.tasks.registry import find_task
 
     metric, best = info.metric, info.best
     if metric is None or best is None:
         return []
     last = info.records[-1]
-    results = [(metric, f"{_number(metric, last[metric])}, best {_number(metric, best[1])} after epoch {best[0]}")]
-    return [*results, ("held out", interval_text(last))] if "top1_interval" in last else results
+    results = [
+        (
+            metric,
+            f"{info.metric_text(metric, last[metric])}, best {info.metric_text(metric, best[1])} after epoch {best[0]}",
+        )
+    ]
+    summary = find_task(info.settings["task"]).summary(last)
+    return [*results, ("result", summary)] if summary else results
 
 
 def _next(info: RunInfo) -> list[tuple[str, str]]:
@@ -108,11 +114,14 @@ def _next(info: RunInfo) -> list[tuple[str, str]]:
 
 
 def _last_epochs(info: RunInfo) -> list[str]:
-    names = [name for name in ("train_loss", "loss", "top1", "ema_top1", "lr") if info.curve(name)]
+    from patchloom.tasks.registry import find_task
+
+    curves = find_task(info.settings["task"]).curves if info.settings else ()
+    names = [name for name in dict.fromkeys(("train_loss", *sorted(curves), "lr")) if info.curve(name)]
     if not names:
         return []
     rows = [
-        (str(record["epoch"]), *(_number(name, record.get(name)) for name in names), "")
+        (str(record["epoch"]), *(info.metric_text(name, record.get(name)) for name in names), "")
         for record in info.records[-_EPOCHS:]
     ]
     return ["", *table([("epoch", *names, ""), *rows], right=range(len(names) + 1))]
@@ -126,9 +135,3 @@ def _time(info: RunInfo) -> str:
     from patchloom.console import duration
 
     return "-" if info.seconds is None else duration(info.seconds)
-
-
-def _number(metric: str | None, value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.2%}" if metric and metric.endswith("top1") else f"{value:.4g}"

@@ -20,6 +20,10 @@ def parameter_roles(model: nn.Module) -> dict[str, str]:
     A layer declares its role; the outermost declaration on the way from the network to the parameter counts, so the
     norms inside a stem are "stem".
     """
+    if isinstance(model, nn.ModuleDict):
+        return {
+            f"{key}.{name}": role for key, module in model.items() for name, role in parameter_roles(module).items()
+        }
     network = unwrapped(model)
     roles = {id(parameter): _role(network, name) for name, parameter in network.named_parameters()}
     return {name: roles[id(parameter)] for name, parameter in model.named_parameters()}
@@ -55,3 +59,7 @@ def tuned_parameters(model: nn.Module, tune: str) -> set[str]:
             f"{unwrapped(model).config.name} has no {tune} to tune: choose {', '.join(['all', *has, 'head'])}."
         )
     return heads | branches | {name for name, role in roles.items() if role == "position"}
+
+
+def layer_depths(model: nn.Module) -> dict[str, int]:
+    raise NotImplementedError

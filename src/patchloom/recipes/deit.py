@@ -6,13 +6,14 @@ It reaches 72.2, 79.8 and 81.8 % with DeiT-Ti, S and B on ImageNet (quoted from 
 from __future__ import annotations
 
 from patchloom.recipes.cited import cite, derive
+from patchloom.recipes.options import ClassificationOptions
 from patchloom.recipes.recipe import Recipe
 
 _TABLE = "thesis Table 3.9"
 _CODE = "published code"
 
 DEIT = cite(
-    Recipe(name="deit", summary="DeiT on ImageNet-1k"),
+    Recipe.of(ClassificationOptions, name="deit", summary="DeiT on ImageNet-1k"),
     epochs=(300, _TABLE),
     batch_size=(1024, _TABLE),
     resolution=(224, "thesis 3.4.5"),

@@ -1,41 +1,38 @@
-"""A training procedure as one flat, frozen, typed value: what a paper's table says, and where it says so."""
+"""A training procedure as one frozen, typed value: what a paper's table says, and where it says so.
+
+`Recipe` has what every kind of learning has: duration, optimizer, schedule, precision. The fields of a task are in
+`options`, a dataclass of its own. To users both are one flat list of `key=value` settings.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_type_hints
+from typing import Any, ClassVar, Literal, get_type_hints
 
-from patchloom.data.parts import MOST_WORKERS, THREE_AUGMENT
+from patchloom.data.parts import MOST_WORKERS
 from patchloom.errors import PatchloomError, did_you_mean
-from patchloom.models.config import check_value, plain_number
 from patchloom.models.roles import ROLES
-from patchloom.models.vit import ScaleName
+from patchloom.recipes.options import Options, check_fields
 
 Sources = Mapping[str, str]
-_SHARES = (
-    "drop_path", "flip", "erasing", "label_smoothing", "mix_probability", "switch_probability", "bce_threshold",
-    "crop_scale", "color_jitter", "affine", "momentum", "dropout",
-)  # fmt: skip
-_NOT_NEGATIVE = (
-    "lr", "head_lr", "min_lr", "warmup_lr", "warmup_epochs", "weight_decay", "clip_grad", "eps", "mixup", "cutmix",
-    "magnitude", "layerscale",
-)  # fmt: skip
+_NOT_SETTINGS = ("name", "summary", "sources", "options")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Every field is a `key=value` of `patchloom train`. `sources` says where each value comes from."""
+    """Every field is a `key=value` of a training command, and so is every field of `options`, which is also read as an
+    attribute of the recipe: `recipe.mixup` is `recipe.options.mixup`. `sources` says where each value comes from."""
 
     name: str
     summary: str = ""  # one line: what it trains, and for how long
 
-    # how long, and with what
+    # duration
     epochs: int = field(default=300, metadata={"most": 1_000_000})
+    steps: int | None = field(default=None, metadata={"most": 10**12})  # in place of epochs: the number of updates
     batch_size: int = 1024  # global: over all processes and accumulated steps
     accumulate: int = 1  # steps whose gradients are added up to one update; the batch is divided by it
-    resolution: int | None = 224  # of training and evaluation; None: the model's own
     seed: int = field(default=0, metadata={"least": 0})
 
     # optimizer
@@ -43,11 +40,13 @@ class Recipe:
     lr: float = 1e-3  # effective, at `batch_size`
     head_lr: float | None = None  # the peak rate of the heads; None: lr
     lr_scaling: Literal["linear", "none"] = "none"  # what becomes of lr when only batch_size is changed
+    layer_decay: float = 1.0  # a block's rate is this times that of the block after it; 1: all alike
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     momentum: float = 0.9  # of SGD
     nesterov: bool = False
     weight_decay: float = 0.05
+    weight_decay_end: float | None = None  # weight decay goes to this along a cosine; None: it stays
     no_decay: tuple[str, ...] = ("norm", "scale", "position", "token")  # roles without decay, beside every vector
     clip_grad: float = 0.0  # largest global norm of the gradient; 0: none. LAMB clips by itself at this norm
 
@@ -59,46 +58,11 @@ class Recipe:
     warmup_lr: float = 1e-6
     min_lr: float = 1e-5
     decay_epochs: tuple[int, ...] = ()  # of schedule "step": divide by 10 after these
-    # loss
-    loss: Literal["ce", "bce"] = "ce"
-    label_smoothing: float = 0.1
-    bce_threshold: float | None = 0.0  # a mixed target above it counts as 1 (DeiT III); None: soft targets stay soft
-
-    # augmentation
-    # random resized crop; simple random crop along both axes, along x only (text of DeiT III; its code has both); zero
-    # padding of 4 pixels and a random crop, for 32-pixel images, which are tested without resizing
-    crop: Literal["rrc", "src", "src_axis", "pad"] = "rrc"
-    crop_scale: float = 0.08  # least share of the image's area that a random resized crop keeps
-    flip: float = 0.5
-    augmentation: Literal["rand", "auto", "trivial", "three", "none"] = "rand"
-    three_augment: tuple[str, ...] = THREE_AUGMENT  # of augmentation "three": the parts to choose from (Table 6.2)
-    magnitude: float = 9.0  # of RandAugment
-    color_jitter: float = 0.0
-    affine: float = 0.0  # small moves: rotation by up to 90 degrees times this, shift and zoom by up to this share
-    erasing: float = 0.25
-    mixup: float = 0.8
-    cutmix: float = 1.0
-    mix_probability: float = 1.0
-    switch_probability: float = 0.5  # of CutMix where both are on
-    repeated_augmentation: int = 1
-    interpolation: Literal["bicubic", "bilinear"] = "bicubic"
-    pixels: Literal["exact", "fast"] = "exact"  # of a JPEG; fast: decoded coarser, no smaller than the crop needs
-
-    # network
-    drop_path: float | None = None  # None: as the model says
-    drop_path_decay: Literal["uniform", "linear"] | None = None  # over the blocks; None: as the model says
-    dropout: float | None = None  # None: as the model says
-    scale: ScaleName | None = None  # of residual branches: "layerscale", "none", ...; None: as the model says
-    layerscale: float | None = None  # LayerScale's start; None: as the model says
-
-    # fine-tuning
-    tune: Literal["all", "attention", "ffn", "head"] = "all"  # the parameters that `finetune` trains
 
     # averaging and evaluation
     ema: float = 0.0  # decay of the averaged weights; 0: none
     ema_warmup: bool = True  # a decay of (1 + t) / (10 + t) while that is smaller
-    test_crop_ratio: float = 0.875
-    log_norms: bool = False  # log how much each residual branch adds, at every evaluation (thesis Fig. 3.6)
+    eval_every: str = "1 epoch"  # "5 epochs", or "500" steps
 
     # the machine
     precision: Literal["float32", "bf16", "fp16"] = "float32"
@@ -109,34 +73,34 @@ class Recipe:
     shard: Literal["none", "full"] = "none"
     sync_batchnorm: bool = False  # BatchNorm over the batches of all processes
 
+    options: Options = field(default_factory=Options)  # of the task
     sources: Sources = field(default_factory=dict)  # field -> where its value comes from
 
+    FRACTIONS: ClassVar[tuple[str, ...]] = ("momentum", "layer_decay")
+    NOT_NEGATIVE: ClassVar[tuple[str, ...]] = (
+        "lr", "head_lr", "min_lr", "warmup_lr", "warmup_epochs", "weight_decay", "weight_decay_end", "clip_grad", "eps",
+    )  # fmt: skip
+
+    @classmethod
+    def of(cls, options: type[Options], **values: Any) -> Recipe:
+        """A recipe with options of this kind, from one flat set of values."""
+        own, others = _sorted(options, values)
+        return cls(**own, options=options(**others))
+
     def __post_init__(self) -> None:
-        hints = get_type_hints(type(self))
-        for item in dataclasses.fields(self):
-            if item.name == "sources":
-                continue
-            value = plain_number(getattr(self, item.name))
-            if isinstance(value, list):
-                value = tuple(value)
-            check_value(f"the recipe {self.name}", item, value, hints[item.name])
-            object.__setattr__(self, item.name, value)
-        self._check_ranges()
-        if self.loss == "bce" and self.label_smoothing and self.bce_threshold == 0:
-            raise PatchloomError(
-                f"loss=bce of {self.name} counts every target above {self.bce_threshold} as 1, which smoothing would "
-                f"make of every class: set label_smoothing=0."
-            )
+        check_fields(self, self.name, skip=("sources", "options"))
+        check_fields(self.options, self.name)
+        self._check()
+        self.options.check(self.name)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "options":  # copying asks for these before there are options
+            raise AttributeError(name)
+        return getattr(self.options, name)
+
+    def _check(self) -> None:
         if not 0 <= self.ema < 1:
             raise PatchloomError(f"ema of {self.name} is a decay of at least 0 and below 1, not {self.ema}.")
-
-    def _check_ranges(self) -> None:
-        for name in _SHARES:
-            if not 0 <= (getattr(self, name) or 0) <= 1:
-                raise PatchloomError(f"{name} of {self.name} is a share between 0 and 1, not {getattr(self, name)}.")
-        for name in _NOT_NEGATIVE:
-            if (getattr(self, name) or 0) < 0:
-                raise PatchloomError(f"{name} of {self.name} cannot be negative: {getattr(self, name)}.")
         if len(self.betas) != 2 or not all(_is_decay(beta) for beta in self.betas):
             raise PatchloomError(f"betas of {self.name} are two numbers of at least 0 and below 1, not {self.betas}.")
         if unknown := set(self.no_decay) - set(ROLES):
@@ -145,40 +109,50 @@ class Recipe:
             )
         if self.head_lr is not None and self.lr == 0:
             raise PatchloomError(f"lr=0 of {self.name} beside a head_lr: `finetune --tune head` trains the head alone.")
-        self._check_three_augment()
+        if not self.layer_decay > 0:
+            raise PatchloomError(f"layer_decay of {self.name} is above 0 and at most 1, not {self.layer_decay}.")
         if self.nesterov and not self.momentum:
             raise PatchloomError(f"nesterov of {self.name} needs a momentum.")
-        if not 0 < self.test_crop_ratio <= 1 or not self.crop_scale > 0:
-            raise PatchloomError(
-                f"test_crop_ratio and crop_scale of {self.name} are above 0 and at most 1, not "
-                f"{self.test_crop_ratio} and {self.crop_scale}."
-            )
-        if not self.magnitude <= 10 or self.seed >= 2**32:
-            raise PatchloomError(f"{self.name}: the magnitude is at most 10 and the seed below 2^32.")
-
-    def _check_three_augment(self) -> None:
-        parts = self.three_augment
-        if not parts or len(set(parts)) < len(parts) or set(parts) - set(THREE_AUGMENT):
-            raise PatchloomError(
-                f"three_augment of {self.name} names one or more of {', '.join(THREE_AUGMENT)}, each once, not "
-                f"{', '.join(map(str, parts)) or 'nothing'}."
-            )
-        if parts != THREE_AUGMENT and self.augmentation != "three":
-            raise PatchloomError(
-                f"three_augment of {self.name} chooses parts of 3-Augment, but augmentation is {self.augmentation}: "
-                f"set augmentation=three too."
-            )
+        if self.seed >= 2**32:
+            raise PatchloomError(f"seed of {self.name} is below 2^32, not {self.seed}.")
 
     def replace(self, **changes: Any) -> Recipe:
-        """A copy with other values; an unknown field is refused with the nearest known."""
-        known = {item.name for item in dataclasses.fields(self)} - {"sources"}
-        for name in changes:
-            if name not in known:
-                raise PatchloomError(f"A recipe has no field {name!r}.{did_you_mean(name, known)}")
-        return dataclasses.replace(self, **changes)
+        """A copy with other values of its own fields or of its options'; an unknown one is refused with the nearest
+        known."""
+        own, others = _sorted(type(self.options), changes)
+        if others:
+            own["options"] = dataclasses.replace(self.options, **others)
+        return dataclasses.replace(self, **own)
 
     def to_json(self) -> dict[str, Any]:
-        return {**dataclasses.asdict(self), "sources": dict(self.sources)}
+        """All fields in one flat object, as recipe.yaml has them."""
+        own = {item.name: getattr(self, item.name) for item in dataclasses.fields(self) if item.name != "options"}
+        return {**own, **dataclasses.asdict(self.options), "sources": dict(self.sources)}
+
+
+def setting_types(options: type[Options]) -> dict[str, Any]:
+    """The type of every `key=value` setting of a recipe with these options: its own fields, then the options'."""
+    owners = (Recipe, options)
+    hints = {owner: get_type_hints(owner) for owner in owners}
+    return {
+        item.name: hints[owner][item.name]
+        for owner in owners
+        for item in dataclasses.fields(owner)
+        if item.name not in _NOT_SETTINGS
+    }
+
+
+def _sorted(options: type[Options], values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Values of a recipe's own fields, and of its options'."""
+    own = {item.name for item in dataclasses.fields(Recipe)} - {"options"}
+    others = {item.name for item in dataclasses.fields(options)}
+    for name in values:
+        if name not in own | others:
+            raise PatchloomError(f"A recipe has no field {name!r}.{did_you_mean(name, (own | others) - {'sources'})}")
+    return (
+        {name: value for name, value in values.items() if name in own},
+        {name: value for name, value in values.items() if name in others},
+    )
 
 
 def _is_decay(value: object) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from patchloom.models.config import Config
 from patchloom.recipes.cited import Cited, cite, derive, for_patches, lamb
 from patchloom.recipes.deit import DEIT
+from patchloom.recipes.options import ClassificationOptions
 from patchloom.recipes.recipe import Recipe
 
 _SETTINGS = "caption of thesis Table 4.3 and author's answer in issue 106 of the published code"
@@ -64,7 +65,7 @@ def resmlp_21k(model: Config | None = None) -> Recipe:
 
 # How ResNets were trained: SGD, steps, crops and flips only.
 OLD_FASHIONED = cite(
-    Recipe(name="old_fashioned", summary="any network the way ResNets were trained"),
+    Recipe.of(ClassificationOptions, name="old_fashioned", summary="any network the way ResNets were trained"),
     epochs=(90, "thesis Table 4.3"),
     batch_size=(256, _UNPRINTED),
     resolution=(224, "thesis Table 4.3"),

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
-from patchloom.recipes.recipe import Recipe
+from patchloom.recipes.recipe import Recipe, setting_types
 
 SUFFIX = "@small"
 
@@ -22,10 +21,11 @@ TEST_CROP_RATIO = 1.0  # small images have no border to spare
 
 def small(recipe: Recipe) -> Recipe:
     """The small form of a recipe. The rate is kept: small networks bear the rates of large batches."""
-    changes = {name: (value, why) for name, (value, why) in _rule(recipe).items() if value != getattr(recipe, name)}
+    has = setting_types(type(recipe.options))
+    rule = {name: cited for name, cited in _rule(recipe).items() if name in has}
+    changes = {name: (value, why) for name, (value, why) in rule.items() if value != getattr(recipe, name)}
     sources = {name: f"small rule: {why}; was {getattr(recipe, name)}" for name, (_, why) in changes.items()}
-    return dataclasses.replace(
-        recipe,
+    return recipe.replace(
         name=recipe.name + SUFFIX,
         summary=f"{recipe.name} made fit for small images and a CPU",
         sources={**recipe.sources, **sources},

@@ -16,11 +16,13 @@ from typing import Any
 
 from patchloom.errors import PatchloomError
 from patchloom.recipes.changes import is_set_for_run
+from patchloom.tasks.registry import find_task
 from patchloom.training.failures import read_failure
+from patchloom.training.report import epoch_records
 from patchloom.training.run import Run, write_text
+from patchloom.training.task import Metric
 
 KEYS = ("run", "task", "model", "recipe", "changes", "epochs", "metric", "last", "best", "seconds", "status")
-METRICS = ("ema_top1", "top1", "train_loss")  # of a record: the first that is there
 _FILES = ("recipe.yaml", "log.jsonl", "environment.json")  # one of them makes a folder a run
 _INSIDE = ("checkpoints", "export", "tensorboard")  # folders of a run
 
@@ -37,8 +39,22 @@ class RunInfo:
     records: list[dict[str, Any]] = field(default_factory=list)  # one per epoch
 
     @property
+    def task_metric(self) -> Metric:
+        """What the task is measured by."""
+        return find_task(self.settings["task"]).metric
+
+    @property
     def metric(self) -> str | None:
-        return next((name for name in METRICS if self.records and name in self.records[-1]), None)
+        """The name in log.jsonl: of the averaged weights where there are any, and without a metric the loss."""
+        names = _metric_names(self.settings) if self.settings else ()
+        return next((name for name in names if self.records and name in self.records[-1]), None)
+
+    def metric_text(self, name: str | None, value: float | None) -> str:
+        """A value of the log for people."""
+        if value is None:
+            return "-"
+        is_metric = name is not None and name.removeprefix("ema_") == self.task_metric.name
+        return f"{value:.2%}" if is_metric and self.task_metric.percent else f"{value:.4g}"
 
     def curve(self, name: str | None) -> list[tuple[int, float]]:
         """(epoch, value) of a metric."""
@@ -47,7 +63,7 @@ class RunInfo:
     @property
     def best(self) -> tuple[int, float] | None:
         """The epoch with the best value of the metric, the first of several, and the value."""
-        sign = -1 if self.metric == "train_loss" else 1
+        sign = 1 if self.metric != "train_loss" and self.task_metric.higher_is_better else -1
         return max(self.curve(self.metric), key=lambda point: sign * point[1], default=None)
 
     @property
@@ -116,7 +132,7 @@ def read_run(folder: Path) -> RunInfo:
         _check(run.settings, folder / "recipe.yaml")
         info.settings = run.settings
         info.environment = run.about()
-        info.records = [_checked(row, folder) for row in run.records() if row.get("event") == "epoch"]
+        info.records = [_checked(row, run) for row in epoch_records(run)]
     except (PatchloomError, ValueError, OSError, RecursionError) as error:
         if not (running and not (folder / "recipe.yaml").exists()):  # not begun yet
             info.problem = str(error)
@@ -132,11 +148,17 @@ def _check(settings: dict[str, Any], path: Path) -> None:
         raise PatchloomError(f"{path} is damaged: {', '.join(missing) or 'a setting'} is missing or wrong.")
 
 
-def _checked(row: dict[str, Any], folder: Path) -> dict[str, Any]:
-    numbers = [row.get("epoch"), *(row[name] for name in METRICS if name in row)]
+def _checked(row: dict[str, Any], run: Run) -> dict[str, Any]:
+    numbers = [row.get("epoch"), *(row[name] for name in _metric_names(run.settings) if name in row)]
     if not all(isinstance(number, int | float) for number in numbers):
-        raise PatchloomError(f"{folder / 'log.jsonl'} is damaged: a record has no epoch or no number.")
+        raise PatchloomError(f"{run.folder / 'log.jsonl'} is damaged: a record has no epoch or no number.")
     return row
+
+
+def _metric_names(settings: dict[str, Any]) -> tuple[str, ...]:
+    """Names in log.jsonl that say how good a run is, the best first."""
+    name = find_task(settings["task"]).metric.name
+    return f"ema_{name}", name, "train_loss"
 
 
 def is_running(folder: Path) -> bool:

@@ -9,13 +9,8 @@ from importlib.resources import files
 from pathlib import Path
 
 from patchloom.runs.listing import KEYS, RunInfo, changes_text, write_file
+from patchloom.tasks.registry import find_task
 
-_CURVES = {
-    "top1": "top-1",
-    "ema_top1": "top-1 of averaged weights",
-    "loss": "held-out loss",
-    "train_loss": "training loss",
-}
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 460, 280, 56, 34, 24
 _TICKS = 4
 
@@ -26,10 +21,11 @@ def write_page(runs: Sequence[RunInfo], path: Path) -> None:
     """An HTML file with a chart per metric, a line per run, and all runs in a table."""
     colours = [f"hsl({round(360 * i * 0.618) % 360} 65% 45%)" for i in range(len(runs))]  # neighbours differ
     charts = []
-    for name, title in _CURVES.items():
+    names = dict.fromkeys(name for run in runs if run.settings for name in find_task(run.settings["task"]).curves)
+    for name in names:
         lines = [(colour, _finite(run.curve(name))) for colour, run in zip(colours, runs, strict=True)]
         if any(points for _, points in lines):
-            charts.append(_chart(title, lines, [str(run.folder) for run in runs]))
+            charts.append(_chart(name, lines, [str(run.folder) for run in runs]))
     style = (files("patchloom") / "report.css").read_text()
     page = (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'

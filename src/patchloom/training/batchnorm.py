@@ -72,3 +72,14 @@ def synchronise(network: nn.Module) -> None:
             if kind not in _CLASSES:
                 _CLASSES[kind] = type(f"Synced{kind.__name__}", (_Synced, kind), {})
             module.__class__ = _CLASSES[kind]
+
+
+def norm_statistics(module: nn.Module) -> list[Tensor]:
+    """The running statistics of the normalisation layers, the only buffers that a forward pass of training changes.
+    Counters of batches, which are integers, are the same in every process."""
+    return [
+        buffer
+        for layer in module.modules()
+        if isinstance(layer, nn.modules.batchnorm._NormBase)
+        for buffer in layer.buffers(recurse=False)
+    ]

@@ -89,6 +89,14 @@ class Checkpoints:
             buffer.copy_(tensor.detach())
         return {name: self._buffers[name] for name in tensors}
 
+    def release(self) -> None:
+        """Finish writing and give the memory of snapshots back: a finished run keeps none."""
+        try:
+            self.wait()
+        finally:
+            self._writer.shutdown()
+            self._buffers.clear()
+
     def wait(self) -> None:
         """Until what was saved is on the disk."""
         if self._pending is not None:
@@ -239,16 +247,14 @@ def read_checkpoint(path: Path, empty: Callable[[str, torch.Size], Tensor | None
         raise PatchloomError(f"The checkpoint {path.name} is damaged: {error}.") from error
 
 
-def parse_interval(text: str) -> tuple[str, float]:
-    """("seconds" | "steps" | "epochs", how many) from "30s", "500" or "1 epoch"."""
+def parse_interval(name: str, text: str) -> tuple[str, float]:
+    """("seconds" | "steps" | "epochs", how many) from "30s", "500" or "1 epoch", the value of the setting `name`."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|seconds?|m|min|minutes?|h|hours?|steps?|epochs?)?\s*", str(text))
     if not match or float(match[1]) <= 0:
-        raise PatchloomError(
-            f"checkpoint_every is a time (30s, 10m), a number of steps (500) or epochs (1 epoch), not {text!r}."
-        )
+        raise PatchloomError(f"{name} is a time (30s, 10m), a number of steps (500) or epochs (1 epoch), not {text!r}.")
     number, unit = float(match[1]), match[2] or "steps"
     if unit[0] in "mh" or unit == "s" or unit.startswith("second"):
         return "seconds", number * {"s": 1, "m": 60, "h": 3600}[unit[0]]
     if number != int(number):
-        raise PatchloomError(f"checkpoint_every is a whole number of steps or epochs, not {text!r}.")
+        raise PatchloomError(f"{name} is a whole number of steps or epochs, not {text!r}.")
     return ("epochs" if unit.startswith("epoch") else "steps"), number

@@ -14,7 +14,7 @@ from patchloom.errors import PatchloomError
 from patchloom.install import pip_install
 
 
-class Mirror(Protocol):
+class Logger(Protocol):
     def write(self, record: Mapping[str, Any]) -> None: ...
 
     def close(self) -> None: ...
@@ -60,10 +60,10 @@ def check_log(where: str | None) -> None:
         raise PatchloomError(f"A run is logged to wandb beside its folder, or not; there is no {where!r}.")
 
 
-def open_mirrors(folder: Path, settings: Mapping[str, Any], step: int) -> list[Mirror]:
-    mirrors: list[Mirror] = []
+def open_loggers(folder: Path, settings: Mapping[str, Any], step: int) -> list[Logger]:
+    loggers: list[Logger] = []
     with suppress(ImportError):  # not installed: the log itself has everything
-        mirrors.append(TensorBoard(folder, step))
+        loggers.append(TensorBoard(folder, step))
     if settings.get("log") == "wandb":
-        mirrors.append(WeightsAndBiases(folder, settings))
-    return mirrors
+        loggers.append(WeightsAndBiases(folder, settings))
+    return loggers

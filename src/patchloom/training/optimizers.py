@@ -9,23 +9,34 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from patchloom.models.roles import parameter_roles
+from patchloom.models.roles import layer_depths, parameter_roles
 from patchloom.recipes.recipe import Recipe
 
 
 def parameter_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
     """The trainable parameters by decay and rate. No decay for vectors (biases, norms, scales) and for the roles of
-    `no_decay`; the rate of the heads is `lr_factor` times that of the others."""
-    factor = 1.0 if recipe.head_lr is None else recipe.head_lr / recipe.lr
-    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    `no_decay`. `lr_factor` is the rate of a group in multiples of the recipe's: that of the heads (`head_lr`), times
+    `layer_decay` for every layer that comes after."""
+    head = 1.0 if recipe.head_lr is None else recipe.head_lr / recipe.lr
+    groups: dict[tuple[bool, float], list[nn.Parameter]] = {}
     roles = parameter_roles(model)
+    may_decay = bool(recipe.weight_decay or recipe.weight_decay_end)
+    depths = layer_depths(model) if recipe.layer_decay != 1 else {}
+    last = max(depths.values(), default=0)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            decays = parameter.ndim > 1 and roles[name] not in recipe.no_decay
-            key = (recipe.weight_decay if decays else 0.0, factor if roles[name] == "head" else 1.0)
-            groups.setdefault(key, []).append(parameter)
+            decays = may_decay and parameter.ndim > 1 and roles[name] not in recipe.no_decay
+            factor = head if roles[name] == "head" else 1.0
+            factor *= recipe.layer_decay ** (last - depths.get(name, last))
+            groups.setdefault((decays, factor), []).append(parameter)
     return [
-        {"params": parameters, "weight_decay": decay, "lr_factor": rate} for (decay, rate), parameters in groups.items()
+        {
+            "params": parameters,
+            "weight_decay": recipe.weight_decay if decays else 0.0,
+            "decays": decays,
+            "lr_factor": factor,
+        }
+        for (decays, factor), parameters in groups.items()
     ]
 
 

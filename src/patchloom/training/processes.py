@@ -21,8 +21,8 @@ class Processes:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     @property
-    def first(self) -> bool:
-        """Whether this is the process that writes and speaks."""
+    def is_main_process(self) -> bool:
+        """Whether this is the process that writes files and prints."""
         return self.rank == 0
 
     def gather(self, thing: Any) -> list[Any]:

@@ -9,7 +9,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from importlib import metadata
@@ -22,7 +22,7 @@ from patchloom import temporary
 from patchloom.errors import PatchloomError, StoppedError
 from patchloom.reading import parse_json, read_file
 from patchloom.training.checkpoints import Checkpoints
-from patchloom.training.loggers import Mirror
+from patchloom.training.loggers import Logger
 
 _PACKAGES = ("patchloom", "torch", "torchvision", "timm", "numpy", "pillow", "safetensors", "scikit-learn")
 _MOST = 1 << 30  # bytes of a file of a run folder that is read whole
@@ -37,7 +37,7 @@ class Run:
         self.folder = folder
         self.settings = settings
         self.checkpoints = Checkpoints(folder / "checkpoints")
-        self.mirrors: list[Mirror] = []
+        self.loggers: list[Logger] = []
 
     def create(self, about: Mapping[str, Any]) -> None:
         """Begin the folder. recipe.yaml comes last: with it a run can be resumed."""
@@ -97,12 +97,15 @@ class Run:
         except OSError as error:
             raise StoppedError(f"{self.folder} cannot be written: {error}.") from error
 
-    def check_unedited(self, identity: Mapping[str, Any]) -> None:
-        """Refuse settings that were edited since a checkpoint was written; `identity` is empty in older ones."""
-        known = dict(identity.get("settings") or {})
+    def check_unedited(
+        self, identity: Mapping[str, Any], current: Callable[[Mapping[str, Any]], dict[str, Any]] = dict
+    ) -> None:
+        """Refuse settings that were edited since a checkpoint was written; `identity` is empty in older ones. `current`
+        gives settings of any version the form that this one writes."""
+        known = current(identity.get("settings") or {})
         if self.settings.get("epochs") in self.about().get("extended", []):
             known["epochs"] = self.settings["epochs"]
-        if edited := _differences(known, self.settings):
+        if edited := _differences(known, current(self.settings)):
             raise PatchloomError(
                 f"{self.folder / 'recipe.yaml'} was edited after the run began: {'; '.join(edited)}. Put the old "
                 "values back to resume it, or start another run."
@@ -132,8 +135,8 @@ class Run:
                 os.fsync(file.fileno())
         except OSError as error:
             raise StoppedError(f"{self.folder / 'log.jsonl'} cannot be written: {error}.") from error
-        for mirror in self.mirrors:
-            mirror.write(record)
+        for logger in self.loggers:
+            logger.write(record)
 
     def records(self) -> list[dict[str, Any]]:
         """The records of the log. Those that were written again after a resume count once, and the half line that a

@@ -1,32 +1,66 @@
-"""The learning rate as a function of the step: nothing to step, nothing to save, nothing to shift on resume."""
+"""Scalars over a run as functions of the step: nothing to step, nothing to save, nothing to shift on resume."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Literal
 
 from patchloom.recipes.recipe import Recipe
 
 
-def learning_rate(recipe: Recipe, step: int, steps_per_epoch: int) -> float:
-    """The rate of update `step` (from 0 on).
+@dataclass(frozen=True)
+class Schedule:
+    """A value that goes from `start` to `end`: a learning rate, a weight decay, a momentum, a temperature.
 
-    Warm-up: from `warmup_lr` to `lr`, linear in time. Then, t epochs after the beginning of E,
-    min_lr + (lr - min_lr) (1 + cos(pi t / E)) / 2: the cosine starts at 0, not at the end of the warm-up, as published.
+    Warm-up: from `warmup_from` to `start`, linear over `warmup`. Then, at time t of T,
+
+        cosine         end + (start - end) (1 + cos(pi t / T)) / 2
+        linear         start + (end - start) t / T
+        step           start / 10 after each of `marks`
+        constant       start
+
+    Time is in any one unit, steps or epochs. The curve begins at 0, not at the end of the warm-up, as published.
     """
+
+    start: float
+    end: float
+    shape: Literal["cosine", "linear", "step", "constant"] = "cosine"
+    warmup: float = 0.0
+    warmup_from: float = 0.0
+    marks: tuple[float, ...] = ()
+
+    def at(self, time: float, total: float) -> float:
+        if time < self.warmup:
+            return self.warmup_from + time * (self.start - self.warmup_from) / self.warmup
+        if self.shape == "cosine":  # an end above the start is reached too: CaiT's transfers go from 5e-6 to 1e-5
+            return self.end + (self.start - self.end) * (1 + math.cos(math.pi * time / total)) / 2
+        if self.shape == "linear":
+            return self.start + (self.end - self.start) * time / total
+        if self.shape == "step":
+            return self.start * 0.1 ** sum(time >= mark for mark in self.marks)
+        return self.start
+
+
+def total_steps(recipe: Recipe, steps_per_epoch: int) -> int:
+    """The number of updates of a run."""
+    return recipe.steps if recipe.steps is not None else recipe.epochs * steps_per_epoch
+
+
+def learning_rate(recipe: Recipe, step: int, steps_per_epoch: int) -> float:
+    """The rate of update `step` (from 0 on)."""
     epochs = step / steps_per_epoch
     if recipe.schedule_published:  # the published script steps with the epoch just finished, and never reaches the end
         epochs = float(max(0, step // steps_per_epoch - 1))
     elif recipe.schedule_by == "epoch":
         epochs = float(step // steps_per_epoch)
-    if epochs < recipe.warmup_epochs:
-        return recipe.warmup_lr + epochs * (recipe.lr - recipe.warmup_lr) / recipe.warmup_epochs
-    return _after_warmup(recipe, epochs)
+    rate = Schedule(
+        recipe.lr, recipe.min_lr, recipe.schedule, recipe.warmup_epochs, recipe.warmup_lr, recipe.decay_epochs
+    )
+    return rate.at(epochs, recipe.epochs if recipe.steps is None else recipe.steps / steps_per_epoch)
 
 
-def _after_warmup(recipe: Recipe, epochs: float) -> float:
-    if recipe.schedule == "constant":
-        return recipe.lr
-    if recipe.schedule == "step":
-        return recipe.lr * 0.1 ** sum(epochs >= mark for mark in recipe.decay_epochs)
-    # a rate below its floor rises to it, as in the published transfers to CIFAR (5e-6 to 1e-5)
-    return recipe.min_lr + (recipe.lr - recipe.min_lr) * (1 + math.cos(math.pi * epochs / recipe.epochs)) / 2
+def weight_decay(recipe: Recipe, step: int, total: int) -> float:
+    """The weight decay of update `step` where it changes along the run (`weight_decay_end`)."""
+    end = recipe.weight_decay if recipe.weight_decay_end is None else recipe.weight_decay_end
+    return Schedule(recipe.weight_decay, end).at(step, total)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -14,14 +13,25 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from patchloom.training.processes import Processes
 
 
-def shard_network(network: Any, processes: Processes) -> None:
-    """Spread a network's parameters over the processes, block by block, in place."""
+def shard_module(module: nn.Module, processes: Processes) -> None:
+    """Spread a module's parameters over the processes in place: each block of its lists of blocks, then the rest."""
     mesh = init_device_mesh(processes.device.type, (processes.count,))
-    for block in [*network.blocks, *network.pool]:
-        fully_shard(block, mesh=mesh, reshard_after_forward=True)
-    fully_shard(network, mesh=mesh, reshard_after_forward=True)  # an evaluation leaves nothing gathered
+    for blocks in _outer_lists(module):
+        for block in blocks:
+            fully_shard(block, mesh=mesh, reshard_after_forward=True)
+    fully_shard(module, mesh=mesh, reshard_after_forward=True)  # an evaluation leaves nothing gathered
     for method in ("features", "embed"):
-        torch.distributed.fsdp.register_fsdp_forward_method(network, method)
+        if hasattr(module, method):
+            torch.distributed.fsdp.register_fsdp_forward_method(module, method)
+
+
+def _outer_lists(module: nn.Module) -> Iterator[nn.ModuleList]:
+    """The lists of modules that are in no other such list."""
+    for child in module.children():
+        if isinstance(child, nn.ModuleList):
+            yield child
+        else:
+            yield from _outer_lists(child)
 
 
 def whole_tensors(network: nn.Module) -> dict[str, Tensor]:

@@ -1,15 +1,10 @@
-"""What `train` chooses where nothing is said: a model and a recipe that fit the data, and a free folder for the run."""
+"""What `train` chooses where nothing is given: a model and a recipe that fit the data."""
 
 from __future__ import annotations
 
-import os
-import re
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from os import PathLike
-from pathlib import Path
 from statistics import median
 
 from patchloom.data.decoding import open_header
@@ -76,31 +71,3 @@ def median_side(source: Source) -> float:
     if not sides:
         raise PatchloomError(f"No image of {source.where} could be read.")
     return float(median(sides))
-
-
-@contextmanager
-def free_folder(data: str | PathLike[str], root: Path = Path("runs")) -> Iterator[Path]:
-    """A new folder for a run, named after its data. One that stays empty is removed again."""
-    name = re.sub(r"[^\w.-]+", "-", Path(os.fspath(data)).absolute().stem).strip("-.") or "run"
-    try:
-        folder = _made(root, name)
-    except OSError as error:
-        raise PatchloomError(f"A folder in {root} cannot be made: {error.strerror}; --out names another.") from error
-    try:
-        yield folder
-    finally:
-        with suppress(OSError):
-            if set(os.listdir(folder)) <= {".lock"}:
-                shutil.rmtree(folder)
-
-
-def _made(root: Path, name: str) -> Path:
-    """root/name, root/name-2, ...: making it is what reserves it."""
-    number = 1
-    while True:
-        folder = root / (name if number == 1 else f"{name}-{number}")
-        try:
-            folder.mkdir(parents=True)
-            return folder
-        except FileExistsError:
-            number += 1

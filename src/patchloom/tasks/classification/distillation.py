@@ -2,52 +2,62 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from patchloom.runs.config import Teaching
+from patchloom.tasks.classification.config import DistillationConfig
 from patchloom.tasks.classification.losses import recipe_loss
-from patchloom.tasks.classification.task import Classify
+from patchloom.tasks.classification.task import Classification
 from patchloom.tasks.classification.teachers import Teachers
-from patchloom.training.loop import Batch
 
 
-class Distill(Classify):
+class Distillation(Classification):
     """Classification whose images are shown to teachers too, as augmented and mixed as the network sees them."""
 
-    teaching: Teaching
     teachers: Teachers
 
-    def losses(self, network: Any, batch: Batch, step: int) -> dict[str, Tensor]:
-        x, targets = self.prepare(batch, step)
-        outputs = network(x)
+    @property
+    def distillation(self) -> DistillationConfig:
+        assert self.config.distillation is not None
+        return self.config.distillation
+
+    def losses(self, batch: Any, step: int, part: int) -> dict[str, Tensor]:
+        self._scored = None
+        x, targets = self.mixed(batch, step, part)
+        outputs = self.network(x)
         # without a distillation token both terms have the same logits (Eq. 3.3 as printed)
         own, taught = outputs if isinstance(outputs, tuple) else (outputs, outputs)
-        said = self.teachers(x, self.network.preprocessing, step, self.processes.rank)
-        share = self.teaching.share
+        number = step * self.recipe.accumulate + part
+        teacher_logits = self.teachers(x, self.network.preprocessing, number, self.processes.rank)
+        share = self.distillation.share
         return {
             "labels": (1 - share) * recipe_loss(self.recipe, own, targets),
-            "teacher": share * teacher_loss(self.teaching, taught, said),
+            "teacher": share * teacher_loss(self.distillation, taught, teacher_logits),
         }
 
-
-def teacher_loss(teaching: Teaching, logits: Tensor, said: Tensor) -> Tensor:
-    """The teacher's term, one value an image (B,)."""
-    if teaching.how == "soft":
-        return soft_loss(logits, said, teaching.tau, teaching.kl)
-    return F.cross_entropy(logits, said.argmax(dim=-1), reduction="none")  # Eq. 3.3; no smoothing
+    def environment(self) -> dict[str, Any]:
+        identities = [teacher.identity for teacher, _ in self.teachers.teachers]
+        return {**super().environment(), "teachers": json.loads(json.dumps(identities))}  # as JSON gives it back
 
 
-def soft_loss(logits: Tensor, said: Tensor, tau: float, kl: str = "paper") -> Tensor:
-    """tau^2 KL between softmax(logits / tau) and softmax(said / tau), (B,).
+def teacher_loss(config: DistillationConfig, logits: Tensor, teacher_logits: Tensor) -> Tensor:
+    """The teacher's term, one value per image (B,)."""
+    if config.method == "soft":
+        return soft_loss(logits, teacher_logits, config.tau, config.kl)
+    return F.cross_entropy(logits, teacher_logits.argmax(dim=-1), reduction="none")  # Eq. 3.3; no smoothing
+
+
+def soft_loss(logits: Tensor, teacher_logits: Tensor, tau: float, kl: str = "paper") -> Tensor:
+    """tau^2 KL between softmax(logits / tau) and softmax(teacher_logits / tau), (B,).
 
     paper       KL(student || teacher), as Eq. 3.2 writes it
     published   KL(teacher || student) divided by the number of classes, as the authors' code computes it
     """
-    student, teacher = (values.float().div(tau).log_softmax(dim=-1) for values in (logits, said))
+    student, teacher = (values.float().div(tau).log_softmax(dim=-1) for values in (logits, teacher_logits))
     if kl == "published":
         return tau**2 * (teacher.exp() * (teacher - student)).sum(dim=-1) / logits.shape[-1]
     return tau**2 * (student.exp() * (student - teacher)).sum(dim=-1)

@@ -18,7 +18,9 @@ from patchloom.errors import PatchloomError
 from patchloom.inference.intervals import wilson_interval
 from patchloom.models.preprocessing import Preprocessing
 from patchloom.training.processes import Processes
+from patchloom.training.task import Metric
 
+TOP1 = Metric("top1", percent=True)
 BINS = 15  # of the calibration error
 HEADS = ("class", "distill", "both")
 FUSIONS = ("logits", "softmax")
@@ -36,7 +38,7 @@ class Scores:
     class_names: tuple[str, ...]
     keys: tuple[str, ...]  # the names of the images
 
-    def figures(self) -> dict[str, Any]:
+    def metrics(self) -> dict[str, Any]:
         """top1 with its 95 % interval, top5 and loss, as fractions and a mean, and the number of images."""
         return {
             "count": len(self.labels),
@@ -48,7 +50,7 @@ class Scores:
 
     def summary(self) -> dict[str, Any]:
         return {
-            **self.figures(),
+            **self.metrics(),
             "ece": calibration_error(self.confidence, self.predicted == self.labels),
             "per_class": {
                 name: {"count": int(here.sum()), "top1": float((self.rank[here] == 0).mean())}
@@ -64,12 +66,12 @@ class Scores:
         return table
 
 
-def interval_text(figures: Mapping[str, Any]) -> str:
+def interval_text(metrics: Mapping[str, Any]) -> str:
     """top-1 for people: "93.33 % (95 % interval 84.1 % to 97.4 %) of 60 images". In the log of a run that averages its
     weights, that of the averaged ones, which are the result."""
-    kind = "ema_" if "ema_top1_interval" in figures else ""
-    low, high = figures[f"{kind}top1_interval"]
-    return f"{figures[f'{kind}top1']:.2%} (95 % interval {low:.1%} to {high:.1%}) of {figures['count']} images"
+    kind = "ema_" if "ema_top1_interval" in metrics else ""
+    low, high = metrics[f"{kind}top1_interval"]
+    return f"{metrics[f'{kind}top1']:.2%} (95 % interval {low:.1%} to {high:.1%}) of {metrics['count']} images"
 
 
 def calibration_error(confidence: np.ndarray, correct: np.ndarray) -> float:

@@ -1,4 +1,4 @@
-"""report.html: one file without network: curves, confusion, classes, the most confident errors, the recipe."""
+"""What a report says of a classifier: accuracy, confusion, classes and the most confident errors."""
 
 from __future__ import annotations
 
@@ -13,37 +13,31 @@ import numpy as np
 from patchloom.data.sources import Item, Source
 from patchloom.models.complexity import complexity
 from patchloom.models.network import Network
-from patchloom.pages import html_page
-from patchloom.svg import NUMBERED, heat_map, line_chart, most_confused
+from patchloom.svg import NUMBERED, heat_map, most_confused
 from patchloom.tasks.classification.metrics import Scores
-from patchloom.training.run import Run, write_text
+from patchloom.training.report import Section, epoch_records
+from patchloom.training.run import Run
 
 MISTAKES = 24
+CHARTS: dict[str, dict[str, str]] = {
+    "loss": {"training": "train_loss", "held out": "loss", "averaged": "ema_loss"},
+    "top-1": {"held out": "top1", "averaged": "ema_top1"},
+    "learning rate": {"": "lr"},
+}
 
 
-def write_report(run: Run, source: Source, items: Sequence[Item], scores: Scores | None, network: Network) -> None:
-    """Write the report of a finished run; without held-out images there are no scores."""
-    records = [row for row in run.records() if row.get("event") == "epoch"]
-    parts = [
-        _headline(run, scores, network, records),
-        _section("Curves", _curves(records)),
-        *(_judged(source, items, scores) if scores else ()),
-        _section("Recipe", _recipe(run.settings)),
-    ]
-    title = f"{network.config.name} on {run.settings['data']}"
-    write_text(run.folder / "report.html", html_page(title, "".join(parts)))
-
-
-def _judged(source: Source, items: Sequence[Item], scores: Scores) -> list[str]:
-    return [
-        _section("Confusion", _confusion(scores)),
-        _section("Classes", _classes(scores)),
-        _section("The most confident errors", _mistakes(source, items, scores)),
-    ]
-
-
-def _section(title: str, body: str) -> str:
-    return f"<h2>{escape(title)}</h2>{body}"
+def classification_sections(
+    run: Run, source: Source, items: Sequence[Item], scores: Scores | None, network: Network
+) -> tuple[str, list[Section]]:
+    """The headline, and what follows the curves; without held-out images there are no scores."""
+    sections: list[Section] = []
+    if scores is not None:
+        sections = [
+            ("Confusion", _confusion(scores)),
+            ("Classes", _classes(scores)),
+            ("The most confident errors", _mistakes(source, items, scores)),
+        ]
+    return _headline(run, scores, network, epoch_records(run)), sections
 
 
 def _headline(run: Run, scores: Scores | None, network: Network, records: list[dict[str, Any]]) -> str:
@@ -78,22 +72,6 @@ def _shown(summary: dict[str, Any] | None, records: list[dict[str, Any]]) -> lis
     ]
 
 
-def _curves(records: list[dict[str, Any]]) -> str:
-    if not records:
-        return "<p>No epoch was evaluated.</p>"
-    charts = [
-        ("loss", {"training": "train_loss", "held out": "loss", "averaged": "ema_loss"}),
-        ("top-1", {"held out": "top1", "averaged": "ema_top1"}),
-        ("learning rate", {"": "lr"}),
-    ]
-    drawn = (line_chart(title, {name: _points(records, key) for name, key in lines.items()}) for title, lines in charts)
-    return f'<div class="curves">{"".join(drawn)}</div>'
-
-
-def _points(records: list[dict[str, Any]], key: str) -> list[tuple[float, float]]:
-    return [(row["epoch"], row[key]) for row in records if row.get(key) is not None]
-
-
 def _confusion(scores: Scores) -> str:
     """A heat map, of the most confused classes if there are many; from 21 classes on, also the most frequent errors."""
     table, names = scores.confusion(), scores.class_names
@@ -123,9 +101,9 @@ def _mistakes(source: Source, items: Sequence[Item], scores: Scores) -> str:
     wrong = np.flatnonzero(scores.predicted != scores.labels)
     if not len(wrong):
         return "<p>None: every held-out image was classified as labelled.</p>"
-    surest = wrong[np.argsort(-scores.confidence[wrong])][:MISTAKES]
+    most_confident = wrong[np.argsort(-scores.confidence[wrong])][:MISTAKES]
     figures = []
-    for i in surest:
+    for i in most_confident:
         prediction, label = (escape(scores.class_names[j]) for j in (scores.predicted[i], scores.labels[i]))
         figures.append(
             f'<figure><img alt="{escape(items[i].key)}" src="{_thumbnail(source, items[i])}"><figcaption>'
@@ -142,13 +120,3 @@ def _thumbnail(source: Source, item: Item) -> str:
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=85)
     return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()
-
-
-def _recipe(settings: dict[str, Any]) -> str:
-    sources = settings.get("sources", {})
-    rows = "".join(
-        f"<tr><td>{escape(key)}<td>{escape(str(value))}<td class=soft>{escape(sources.get(key, ''))}"
-        for key, value in settings.items()
-        if key not in ("sources", "model", "summary")
-    )
-    return f"<table class=settings><tr><th>setting<th>value<th>where it comes from</tr>{rows}</table>"

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from patchloom.console import Console
 from patchloom.errors import PatchloomError
-from patchloom.runs.config import plan_job
-from patchloom.tasks.classification.setup import make_task, open_data
+from patchloom.tasks.classification.plans import plan_training
+from patchloom.tasks.classification.setup import open_task
+from patchloom.tasks.spec import Context
 from patchloom.training.processes import Processes
 
 COLUMNS, ROWS, SIDE, CAPTION = 8, 4, 128, 30
@@ -32,19 +33,17 @@ def write_sheet(
     """A PNG with the first images that a run with this recipe and these changes would train on, as the network would
     see them."""
     settings = {"workers": 0, "batch_size": COLUMNS * ROWS, **(changes or {})}
-    job = plan_job(data, model, recipe, settings, model_options or {}, labels)
-    console, alone = Console(quiet=True), Processes()
-    source, split, _ = open_data(job, console, alone)
-    task = make_task(job, source, split, alone, console)
+    run = plan_training(data, model, recipe, settings, model_options or {}, labels)
+    task = open_task(run.task, run.recipe, Context(Processes(), Console(quiet=True)))
     batch = next(iter(task.batches(0, 1)))
-    images, targets = task.prepare(batch, 0)
-    how = task.network.preprocessing
-    pixels = images.permute(0, 2, 3, 1).numpy() * np.asarray(how.std) + np.asarray(how.mean)
+    images, targets = task.mixed(batch, 0, 0)
+    preprocessing = task.network.preprocessing
+    pixels = images.permute(0, 2, 3, 1).numpy() * np.asarray(preprocessing.std) + np.asarray(preprocessing.mean)
     sheet = Image.new("RGB", (COLUMNS * SIDE, -(-len(pixels) // COLUMNS) * (SIDE + CAPTION)), "white")
     for i, picture in enumerate((pixels.clip(0, 1) * 255).round().astype(np.uint8)):
         corner = (i % COLUMNS * SIDE, i // COLUMNS * (SIDE + CAPTION))
         sheet.paste(Image.fromarray(picture).resize((SIDE - 4, SIDE - 4), Image.Resampling.NEAREST), corner)
-        text = caption(targets[i], source.class_names)
+        text = caption(targets[i], task.source.class_names)
         ImageDraw.Draw(sheet).multiline_text((corner[0] + 2, corner[1] + SIDE - 2), text, fill="black", spacing=1)
     path = Path(out)
     try:

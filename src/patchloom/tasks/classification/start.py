@@ -14,8 +14,8 @@ from patchloom.errors import PatchloomError
 from patchloom.models.network import Network
 from patchloom.models.patchconvnet import per_class_queries
 from patchloom.models.roles import parameter_roles, tuned_parameters
-from patchloom.runs.config import Start, place
 from patchloom.tasks.classification.classes import same_classes
+from patchloom.tasks.classification.config import Start, absolute_place
 from patchloom.weights.load import load
 from patchloom.weights.report import LoadReport
 
@@ -43,14 +43,14 @@ def open_start(
             "starts from scratch."
         )
     own = network.preprocessing
-    how = dataclasses.replace(own, mean=mean or own.mean, std=std or own.std)
-    start = Start(place(weights), how, names, dict(hints), delta=delta)
+    preprocessing = dataclasses.replace(own, mean=mean or own.mean, std=std or own.std)
+    start = Start(absolute_place(weights), preprocessing, names, dict(hints), delta=delta)
     return network, start, notes
 
 
 @torch.no_grad()
 def fill_from(network: Network, start: Start) -> LoadReport:
-    """Give a fresh network the weights of `start`; the heads stay fresh where the classes are others."""
+    """Give a fresh network the weights of `start`; new heads stay as they are where the classes are others."""
     base = load(start.weights, img_size=network.config.img_size, **start.hints)
     of_classes = {name for name, role in parameter_roles(network).items() if role == "head"}
     if network.per_class and not base.per_class:  # every class starts from the one query
@@ -70,14 +70,14 @@ def fill_from(network: Network, start: Start) -> LoadReport:
             tensor.copy_(theirs[name])
             report.loaded.append(name)
         elif _in(name, of_classes):
-            report.reinitialised[name] = _why_afresh(base, network)
+            report.reinitialised[name] = _why_from_scratch(base, network)
         else:
             raise PatchloomError(f"{start.weights} has no {name} of the shape that {network.config.name} needs.")
     report.unused += [name for name in theirs if name not in network.state_dict()]
     return report
 
 
-def _why_afresh(base: Network, network: Network) -> str:
+def _why_from_scratch(base: Network, network: Network) -> str:
     theirs, ours = base.config, network.config
     if theirs.head != ours.head:
         return f"a {theirs.head} head in the file, {ours.head} here"

@@ -1,4 +1,4 @@
-"""Classification: the task of the loop that learns labels from augmented, mixed images."""
+"""Classification as a task of the loop: labels learned from augmented, mixed images."""
 
 from __future__ import annotations
 
@@ -7,36 +7,55 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from patchloom.console import Console
 from patchloom.data.loader import Batches, Order, Steps, TrainImages, test_batches, train_batches
 from patchloom.data.mixing import Mixing, erase, normalise, soft_targets
-from patchloom.data.sources import Source, Split, spread
+from patchloom.data.sources import spread
 from patchloom.data.transforms import Augment
 from patchloom.inference.norms import branch_norms
 from patchloom.models.network import Network
 from patchloom.recipes.recipe import Recipe
+from patchloom.tasks.classification.config import ClassificationConfig
+from patchloom.tasks.classification.finish import finish
+from patchloom.tasks.classification.images import Images
 from patchloom.tasks.classification.losses import recipe_loss
-from patchloom.tasks.classification.metrics import Scores, score
-from patchloom.training.loop import Batch
+from patchloom.tasks.classification.metrics import TOP1, Scores, score
 from patchloom.training.processes import Processes
+from patchloom.training.run import Run
+from patchloom.training.task import Result, Task
 
 NORM_IMAGES = 64  # of which branch norms are averaged
+MODEL = "model"  # the one module of the task
 
 
-class Classify:
-    """The task of the loop: images and labels in, logits compared with mixed targets."""
+class Classification(Task):
+    """Images and labels in, logits compared with mixed targets."""
 
-    metric = "top1"
+    metric = TOP1
 
-    def __init__(self, network: Network, source: Source, split: Split, recipe: Recipe, processes: Processes) -> None:
-        self.network, self.source, self.split, self.recipe = network, source, split, recipe
-        self.processes = processes
-        self.order = Order(len(split.train), recipe.batch_size, recipe.repeated_augmentation, recipe.seed)
-        self.steps_per_epoch, self.images_per_step = self.order.steps_per_epoch, self.order.images_per_step
+    def __init__(
+        self,
+        config: ClassificationConfig,
+        network: Network,
+        images: Images,
+        recipe: Recipe,
+        processes: Processes,
+        console: Console,
+    ) -> None:
+        self.config, self.network, self.recipe = config, network, recipe
+        self.processes, self.console = processes, console
+        self.source, self.split = images.source, images.split
+        self.skipped, self.fingerprint = images.skipped, images.fingerprint
+        self.modules = nn.ModuleDict({MODEL: network})
+        self.order = Order(len(self.split.train), recipe.batch_size, recipe.repeated_augmentation, recipe.seed)
+        self.steps_per_epoch = self.order.steps_per_epoch
         self.mixing = Mixing(recipe.mixup, recipe.cutmix, recipe.mix_probability, recipe.switch_probability)
+        self._scored: tuple[nn.Module, Scores] | None = None  # until the next step
 
     def batches(self, start: int, end: int) -> Batches:
+        """(B, height, width, 3) uint8 images and (B,) labels."""
         fields = {field.name: getattr(self.recipe, field.name) for field in dataclasses.fields(Augment)}
         augment = Augment(**{**fields, "flip": self.recipe.flip if self.source.flips else 0.0})
         size, recipe = self.network.config.img_size, self.recipe
@@ -44,50 +63,71 @@ class Classify:
         steps = Steps(self.order, start, end, self.processes.rank, self.processes.count)
         return train_batches(images, steps, recipe.workers)
 
-    def prepare(self, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
-        """Normalised, erased, mixed images and their soft targets (B, classes)."""
-        recipe, how = self.recipe, self.network.preprocessing
+    def mixed(self, batch: tuple[Tensor, Tensor], step: int, part: int) -> tuple[Tensor, Tensor]:
+        """Normalised, erased, mixed images (B, C, height, width) and their soft targets (B, classes)."""
+        recipe, preprocessing = self.recipe, self.network.preprocessing
         images, labels = batch
-        seed = (recipe.seed, step, self.processes.rank)
-        x = normalise(images, how.mean, how.std)
+        seed = (recipe.seed, step * recipe.accumulate + part, self.processes.rank)
+        x = normalise(images, preprocessing.mean, preprocessing.std)
         if recipe.erasing:
             x = erase(x, recipe.erasing, *seed)
         targets = soft_targets(labels, self.network.config.num_classes, recipe.label_smoothing)
         return self.mixing(x, targets, *seed)
 
-    def losses(self, network: Any, batch: Batch, step: int) -> dict[str, Tensor]:
-        x, targets = self.prepare(batch, step)
-        outputs = network(x)
+    def losses(self, batch: Any, step: int, part: int) -> dict[str, Tensor]:
+        self._scored = None
+        x, targets = self.mixed(batch, step, part)
+        outputs = self.network(x)
         pair = outputs if isinstance(outputs, tuple) else (outputs,)  # a distilled network learns with both heads
         per_head = [recipe_loss(self.recipe, logits, targets) for logits in pair]
         return {"loss": torch.stack(per_head).mean(dim=0)}
 
-    def evaluate(self, network: Network, after_batch: Callable[[], None]) -> dict[str, Any]:
-        figures: dict[str, Any] = self.scores(network, after_batch).figures() if self.split.held_out else {}
-        return figures | {"branch_norms": self._branch_norms(network)} if self.recipe.log_norms else figures
+    def evaluate(self, modules: nn.ModuleDict, after_batch: Callable[[], None]) -> dict[str, Any]:
+        network = modules[MODEL]
+        metrics: dict[str, Any] = self.scores(network, after_batch).metrics() if self.split.held_out else {}
+        return metrics | {"branch_norms": self._branch_norms(network)} if self.recipe.log_norms else metrics
 
-    def _branch_norms(self, network: Network) -> dict[str, float]:
+    def _branch_norms(self, network: Any) -> dict[str, float]:
         """On some held-out images, or training images where none is held out; the same in every process."""
-        items, how = spread(self.split.held_out or self.split.train, NORM_IMAGES), self.network.preprocessing
-        images, _ = next(iter(test_batches(self.source, range(len(items)), items, how, len(items), 0)))
-        return branch_norms(network, normalise(images.to(self.processes.device), how.mean, how.std))
+        items, preprocessing = spread(self.split.held_out or self.split.train, NORM_IMAGES), self.network.preprocessing
+        images, _ = next(iter(test_batches(self.source, range(len(items)), items, preprocessing, len(items), 0)))
+        x = normalise(images.to(self.processes.device), preprocessing.mean, preprocessing.std)
+        return branch_norms(network, x)
 
-    def scores(self, network: Network, after_batch: Callable[[], None] = lambda: None) -> Scores:
-        """What the network says of the held-out images."""
-        return score(
-            network,
-            self.source,
-            self.split.held_out,
-            self.network.preprocessing,
-            batch=max(64, self.recipe.batch_size // self.processes.count),
-            workers=self.recipe.workers,
-            processes=self.processes,
-            after_batch=after_batch,
-        )
+    def scores(self, network: nn.Module, after_batch: Callable[[], None] = lambda: None) -> Scores:
+        """The network's predictions on the held-out images; computed once for one state of its weights."""
+        if self._scored is None or self._scored[0] is not network:
+            scores = score(
+                network,
+                self.source,
+                self.split.held_out,
+                self.network.preprocessing,
+                batch=max(64, self.recipe.batch_size // self.processes.count),
+                workers=self.recipe.workers,
+                processes=self.processes,
+                after_batch=after_batch,
+            )
+            self._scored = (network, scores)
+        return self._scored[1]
 
-    def about(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         return {
             "config": self.network.config.to_json(),
             "class_names": self.network.class_names,
             "preprocessing": self.network.preprocessing.to_json(),
         }
+
+    def environment(self) -> dict[str, Any]:
+        """Enough of the data to notice a change, and which images the run never saw."""
+        data = {
+            "where": self.config.data,
+            "fingerprint": self.fingerprint,
+            "skipped": dict(self.skipped),
+            "split": self.split.how,
+        }
+        if self.split.test_name is None:
+            data["held_out"] = [item.key for item in self.split.held_out]
+        return {"data": data, "teachers": []}
+
+    def finish(self, run: Run, result: Result) -> None:
+        finish(self, run, result)

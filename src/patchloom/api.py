@@ -1,0 +1,142 @@
+"""The public functions that train: each plans a run with its task, and launches it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from os import PathLike
+from typing import Any
+
+from patchloom.console import Console
+from patchloom.data.sources import Splits
+from patchloom.recipes.recipe import Recipe
+from patchloom.runs.launch import launch
+from patchloom.tasks.classification.config import DistillationConfig
+from patchloom.tasks.classification.plans import plan_distillation, plan_finetuning, plan_training
+from patchloom.training.run import Run
+
+Place = str | PathLike[str]
+
+
+def train(
+    data: Place,
+    *,
+    model: str,
+    recipe: str | Recipe,
+    out: Place,
+    labels: str | None = None,
+    scales_from: Place | None = None,
+    train_split: str | None = None,
+    test_split: str | None = None,
+    hold_out: float | str | None = None,
+    model_options: Mapping[str, Any] | None = None,
+    strict: bool = False,
+    log: str | None = None,
+    console: Console | None = None,
+    **changes: Any,
+) -> Run:
+    """Train a classifier on labelled images. The run folder gets checkpoints, a log, the exported model and a report.
+
+    Args:
+        data: A folder with one subfolder per class, a CSV file, "digits", or another source (docs/data.md).
+        model: A name of `list_models()`.
+        recipe: The name of a recipe, such as "cait@small", or a Recipe.
+        out: The run folder; one that holds a run is refused.
+        labels: The label column of a CSV file.
+        scales_from: A model whose learned residual scales the new network begins with; with the model option
+            scale_trainable=False they stay fixed (thesis 3.5.3).
+        train_split: The split to train on, several joined as "train+val"; by default the data's own.
+        test_split: The split to hold out, likewise.
+        hold_out: For data without a validation split: the fraction of each class that is held out, or "none".
+        model_options: Fields of the model's config.
+        strict: Raise an error for unreadable files instead of skipping them.
+        log: "wandb" for a copy of the log there; TensorBoard has one where it is installed.
+        console: Where progress is printed; standard output by default.
+        changes: Fields of the recipe (epochs=10).
+    """
+    splits = Splits(train_split, test_split, hold_out)
+    options = model_options or {}
+    config = plan_training(data, model, recipe, changes, options, labels, scales_from=scales_from, splits=splits)
+    return launch(config, out, strict=strict, log=log, console=console)
+
+
+def distill(
+    teacher: Place | Iterable[Place],
+    data: Place,
+    *,
+    model: str,
+    recipe: str | Recipe,
+    out: Place,
+    method: str | None = None,
+    labels: str | None = None,
+    train_split: str | None = None,
+    test_split: str | None = None,
+    hold_out: float | str | None = None,
+    model_options: Mapping[str, Any] | None = None,
+    strict: bool = False,
+    log: str | None = None,
+    console: Console | None = None,
+    distillation: Mapping[str, Any] | None = None,
+    **changes: Any,
+) -> Run:
+    """Train a classifier with knowledge distillation: on labels, and on a teacher's logits for the same augmented and
+    mixed images (thesis 3.3).
+
+    Args:
+        teacher: A run folder, weights that `load` takes, "timm:NAME[:FILE]", an .onnx file, or several of them.
+        method: "hard" (Eq. 3.3), "soft" (Eq. 3.2), or "token": hard, on the output of a distillation token; by default
+            "token" for DeiT and "hard" for the other families. `how` is its earlier name.
+        distillation: Further fields of `DistillationConfig`: weight, tau, kl, cache, hints. `teaching` is its earlier
+            name.
+
+    The others are those of `train`.
+    """
+    method = changes.pop("how", method)
+    taught = plan_distillation(teacher, method, **(changes.pop("teaching", None) or distillation or {}))
+    splits = Splits(train_split, test_split, hold_out)
+    options = model_options or {}
+    config = plan_training(data, model, recipe, changes, options, labels, distillation=taught, splits=splits)
+    return launch(config, out, strict=strict, log=log, console=console)
+
+
+def finetune(
+    weights: Place,
+    data: Place,
+    *,
+    out: Place,
+    recipe: str | Recipe | None = None,
+    tune: str | None = None,
+    delta: bool = False,
+    mean: tuple[float, ...] | None = None,
+    std: tuple[float, ...] | None = None,
+    distillation: DistillationConfig | None = None,
+    labels: str | None = None,
+    train_split: str | None = None,
+    test_split: str | None = None,
+    hold_out: float | str | None = None,
+    model_options: Mapping[str, Any] | None = None,
+    strict: bool = False,
+    log: str | None = None,
+    console: Console | None = None,
+    **changes: Any,
+) -> Run:
+    """Fine-tune trained weights: at another resolution, on other classes, with all or some of the parameters.
+
+    Args:
+        weights: A run folder, an exported model, a weight file or a published tag: what `load` takes.
+        recipe: By default the one of the family's paper where the classes stay, "new_classes" where they do not.
+        tune: "all", "attention", "ffn" (both with heads and positions) or "head"; by default the recipe's.
+        delta: Also export only what changed, for `load(delta, base=...)`.
+        mean: The normalisation that the weights were trained with, where their file does not say.
+        std: Likewise.
+        distillation: `plan_distillation(...)`, to distil at the same time. `teaching` is its earlier name.
+        model_options: head="mlp" for Grafit's head; queries="per_class" for one query per class of a PatchConvNet
+            (thesis 5.2.1); what a bare weight file does not say (heads=3).
+
+    The others are those of `train`; resolution=384 is another image size.
+    """
+    config = plan_finetuning(
+        weights, data, recipe, changes, model_options or {},
+        tune=tune, delta=delta, mean=mean, std=std, distillation=changes.pop("teaching", distillation),
+        labels=labels, splits=Splits(train_split, test_split, hold_out),
+    )  # fmt: skip
+    return launch(config, out, strict=strict, log=log, console=console)

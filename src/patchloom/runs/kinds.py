@@ -1,0 +1,53 @@
+"""Which kind of learning a model comes from, and the functions for it."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from patchloom.errors import PatchloomError
+from patchloom.reading import read_json
+from patchloom.tasks.registry import default_task, find_task, task_specs
+from patchloom.training.run import Run
+
+
+def task_of(model: Any) -> str:
+    """The name of the task of a run folder, an export or a file in one of them; of anything else, the default."""
+    if isinstance(model, str | os.PathLike) and str(model):
+        place = Path(model)
+        for folder in (place, *place.parents[:2]):
+            if label := _label_in(folder):
+                return find_task(label).name
+    return default_task().name
+
+
+def _label_in(folder: Path) -> str | None:
+    """The task that a folder's files name."""
+    with suppress(PatchloomError, OSError, ValueError, KeyError):
+        if (folder / "model.json").is_file():
+            described = read_json(folder / "model.json")
+            if isinstance(described, dict) and "task" in described:
+                return str(described["task"])
+        if (folder / "recipe.yaml").is_file():
+            return str(Run.open(folder).settings["task"])
+    return None
+
+
+def evaluate(model: Any, data: Any, **options: Any) -> dict[str, Any]:
+    """Metrics of a model on labelled data, by the task that it was trained for.
+
+    Of a classifier: top1 with its 95 % interval, top5, loss, ece (fractions), count and per_class; options as of
+    `patchloom.tasks.classification.evaluate.scores`.
+    """
+    return task_specs()[task_of(model)].evaluate(model, data, **options)
+
+
+def predict(model: Any, inputs: Any, **options: Any) -> list[dict[str, Any]]:
+    """One row per input, in order, by the task that the model was trained for.
+
+    Of a classifier: {path, predictions: [{class, probability}]} or {path, error}; options as of
+    `patchloom.inference.predict.predict`.
+    """
+    return task_specs()[task_of(model)].predict(model, inputs, **options)

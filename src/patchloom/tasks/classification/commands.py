@@ -1,0 +1,243 @@
+"""`patchloom train`, `distill` and `finetune`. Heavy imports are inside the functions."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from typing import Any
+
+from patchloom.tasks.classification.evaluate_command import EVALUATE, PREDICT
+from patchloom.tasks.commands import Command
+
+__all__ = ["COMMANDS", "EVALUATE", "PREDICT"]
+
+_DATA = "folder with one subfolder per class, CSV file, 'digits', or another source (see docs/data.md)"
+_WEIGHTS = "run folder, exported model, checkpoint, weight file or published tag"
+
+
+def _add_train(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("data", metavar="DATA", help=_DATA)
+    _add_model(parser, required=False)
+    _add_splits(parser)
+    sequence = parser.add_argument_group("second stage")
+    sequence.add_argument(
+        "--finish", type=int, metavar="R", help="fine-tune at R pixels afterwards; finish.key=value are its settings"
+    )
+    sequence.add_argument(
+        "--finish-recipe", metavar="NAME", help="recipe of the second stage (default: the family's own)"
+    )
+    parser.add_argument(
+        "--scales-from",
+        metavar="RUN",
+        help="start from the residual scales of another model; model.scale_trainable=false keeps them fixed",
+    )
+
+
+def _add_distill(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "first_teacher", metavar="TEACHER", help="run folder, weights, timm:NAME[:FILE] or an .onnx file"
+    )
+    parser.add_argument("data", metavar="DATA", help=_DATA)
+    _add_model(parser, required=True)
+    _add_distillation(parser)
+    _add_splits(parser)
+
+
+def _add_finetune(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("start", metavar="FROM", help=_WEIGHTS)
+    parser.add_argument("data", metavar="DATA", help=_DATA)
+    parser.add_argument("--recipe", help="default: the family's fine-tuning, or new_classes for new classes")
+    parser.add_argument("--resolution", type=int, help="fine-tune at another image size")
+    parser.add_argument("--tune", help="parameters to train: all, attention, ffn or head (default: the recipe's)")
+    parser.add_argument("--delta", action="store_true", help="also export only what changed")
+    _add_distillation(parser)
+    _add_splits(parser)
+
+
+def _add_model(parser: argparse.ArgumentParser, required: bool) -> None:
+    default = "" if required else " (default: chosen from the data)"
+    parser.add_argument("--model", required=required, help=f"model name, see `patchloom models`{default}")
+    parser.add_argument(
+        "--recipe", required=required, help=f"recipe name such as deit@small, see `patchloom recipes`{default}"
+    )
+
+
+def _add_splits(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("data")
+    group.add_argument("--labels", help="label column of a CSV file")
+    group.add_argument("--train-split", metavar="SPLIT", help="split to train on, or several: train+val")
+    group.add_argument("--test-split", metavar="SPLIT", help="split to hold out (default: val, else test)")
+    group.add_argument(
+        "--hold-out",
+        metavar="none|FRACTION",
+        help="fraction of each class to hold out when the data has no validation split, or none (default: 0.2)",
+    )
+
+
+def _add_distillation(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("distillation")
+    group.add_argument("--teacher", action="append", default=[], help="teacher; several are averaged")
+    group.add_argument(
+        "--method", help="form of distillation: hard, soft or token (default: token for DeiT, hard for other families)"
+    )
+    group.add_argument("--how", dest="method", help=argparse.SUPPRESS)  # its earlier name
+    group.add_argument(
+        "--weight", type=float, help="weight of the teacher's term (default: 0.1 for soft, 0.5 otherwise)"
+    )
+    group.add_argument("--tau", type=float, help="temperature of soft distillation (default: 3)")
+    group.add_argument("--kl", help="form of soft distillation: paper or published (default: paper)")
+    group.add_argument("--cache", metavar="DIR", help="folder to keep the teachers' logits in")
+
+
+def _plan_train(options: argparse.Namespace) -> Any:
+    import dataclasses
+
+    chosen = _choose(options)
+    plan = _plan_from_scratch(options)
+    return dataclasses.replace(plan, notes=(*chosen, *plan.notes))
+
+
+def _plan_from_scratch(options: argparse.Namespace) -> Any:
+    from patchloom.recipes.changes import parse_words
+    from patchloom.recipes.options import ClassificationOptions
+    from patchloom.tasks.classification.plans import plan_training
+
+    distillation = _distillation(options)
+    changes, model_options = parse_words(options.settings, ClassificationOptions)
+    return plan_training(
+        options.data, options.model, options.recipe, changes, model_options, options.labels,
+        distillation=distillation, scales_from=getattr(options, "scales_from", None), splits=_splits(options),
+    )  # fmt: skip
+
+
+def _plan_finetune(options: argparse.Namespace) -> Any:
+    from patchloom.errors import PatchloomError
+    from patchloom.recipes.changes import parse_words
+    from patchloom.recipes.options import ClassificationOptions
+    from patchloom.tasks.classification.plans import plan_finetuning
+
+    distillation, asked = _distillation(options), options.resolution
+    changes, model_options = parse_words(options.settings, ClassificationOptions, ("mean", "std"))
+    if asked is not None and changes.setdefault("resolution", asked) != asked:
+        raise PatchloomError(f"--resolution {asked} and resolution={changes['resolution']} differ: give one of them.")
+    mean, std = changes.pop("mean", None), changes.pop("std", None)
+    return plan_finetuning(
+        options.start, options.data, options.recipe, changes, model_options,
+        tune=options.tune, delta=options.delta, mean=mean, std=std, distillation=distillation, labels=options.labels,
+        splits=_splits(options),
+    )  # fmt: skip
+
+
+def _splits(options: argparse.Namespace) -> Any:
+    from patchloom.data.sources import Splits
+
+    return Splits(options.train_split, options.test_split, options.hold_out)
+
+
+def _choose(options: argparse.Namespace) -> list[str]:
+    """Choose the model and the recipe that are not given, and say so with the command that repeats the choice."""
+    from patchloom.tasks.classification.defaults import choose
+
+    if options.model and options.recipe:
+        return []
+    choice = choose(options.data, options.labels, options.model, options.recipe)
+    added = [name for name in ("model", "recipe") if getattr(options, name) is None]
+    words = [word for name in added for word in (f"--{name}", getattr(choice, name))]
+    named = {word.partition("=")[0] for word in options.settings}
+    settings = [word for word in choice.settings if word.partition("=")[0] not in named]
+    options.model, options.recipe = choice.model, choice.recipe
+    options.settings = [*options.settings, *settings]
+    return [
+        f"Chosen: {choice.model} with the recipe {choice.recipe}, for {choice.reason}. The same again:",
+        f"  {shlex.join(['patchloom', *options.words, *words, *settings])}",
+    ]
+
+
+def _distillation(options: argparse.Namespace) -> Any:
+    """The teachers, if there are any; their words (teacher.heads=3) leave the settings."""
+    from patchloom.errors import PatchloomError
+    from patchloom.recipes.changes import parse_words
+    from patchloom.recipes.options import ClassificationOptions
+    from patchloom.tasks.classification.plans import plan_distillation
+
+    teachers = [name for name in (getattr(options, "first_teacher", None), *getattr(options, "teacher", [])) if name]
+    given = {name: getattr(options, name, None) for name in ("method", "weight", "tau", "kl", "cache")}
+    fields = {name: value for name, value in given.items() if value is not None}
+    words = [word for word in options.settings if word.startswith("teacher.")]
+    if not teachers:
+        if fields or words:
+            raise PatchloomError(f"{next((f'--{name}' for name in fields), *words[:1])} is for a --teacher.")
+        return None
+    options.settings = [word for word in options.settings if word not in words]
+    colours = [word.removeprefix("teacher.") for word in words if word.startswith(("teacher.mean=", "teacher.std="))]
+    others = [
+        f"model.{word.removeprefix('teacher.')}" for word in words if word.removeprefix("teacher.") not in colours
+    ]
+    normal, hints = parse_words([*colours, *others], ClassificationOptions, ("mean", "std"))
+    return plan_distillation(teachers, **fields, hints={**normal, **hints})
+
+
+def _finish(options: argparse.Namespace) -> Any:
+    """The second stage, if one is asked for; its words leave the settings."""
+    from patchloom.errors import PatchloomError
+    from patchloom.recipes.changes import parse_words
+    from patchloom.recipes.options import ClassificationOptions
+    from patchloom.tasks.classification.sequence import FinishHigh
+
+    words = [word for word in options.settings if word.startswith("finish.")]
+    options.settings = [word for word in options.settings if word not in words]
+    resolution = getattr(options, "finish", None)
+    if resolution is None:
+        if words or getattr(options, "finish_recipe", None):
+            raise PatchloomError(f"{(*words, '--finish-recipe')[0]} is for a second stage: --finish R asks for one.")
+        return None
+    changes, model_options = parse_words((word.removeprefix("finish.") for word in words), ClassificationOptions)
+    if model_options or "resolution" in changes:
+        raise PatchloomError("The second stage has the network of the first, at the size of --finish.")
+    return FinishHigh(resolution, changes, options.finish_recipe)
+
+
+_SETTINGS = (
+    "Settings are key=value: any field of a recipe (epochs=10) and options of the model (model.depth=6); img_size is "
+    "the resolution."
+)
+
+COMMANDS = (
+    Command(
+        "train",
+        "train a classifier on your images",
+        "patchloom train DATA [--model M] [--recipe R] [--out RUN] [key=value ...]",
+        "Train a classifier on labelled images, evaluate it and write a report. Model and recipe are chosen from the "
+        f"data where they are not given, and the command that repeats the choice is printed. {_SETTINGS}",
+        (
+            "patchloom train photos/",
+            "patchloom train digits --model cait_nano --recipe cait@small img_size=16 epochs=34 --out runs/digits",
+        ),
+        _add_train,
+        _plan_train,
+        _finish,
+    ),
+    Command(
+        "distill",
+        "train with knowledge distillation from one or more teachers",
+        "patchloom distill TEACHER DATA --model M --recipe R [--method hard|soft|token] [--out RUN] [key=value ...]",
+        f"Train a classifier on labels and on the logits of one or more teachers. {_SETTINGS}",
+        ("patchloom distill runs/teacher photos/ --model deit_tiny --recipe deit --out runs/student",),
+        _add_distill,
+        _plan_from_scratch,
+    ),
+    Command(
+        "finetune",
+        "fine-tune trained weights: new classes, another resolution",
+        "patchloom finetune FROM DATA [--resolution R] [--tune WHAT] [--out RUN] [key=value ...]",
+        "Fine-tune trained weights on new classes or at another resolution. "
+        f"{_SETTINGS} model.heads=3 gives what a bare weight file does not say, mean= and std= its normalisation, "
+        "model.head=mlp asks for Grafit's head.",
+        (
+            "patchloom finetune deit_small.fb_in1k photos/",
+            "patchloom finetune runs/photos photos/ --resolution 384 --tune attention --out runs/photos-384",
+        ),
+        _add_finetune,
+        _plan_finetune,
+    ),
+)

@@ -1,0 +1,132 @@
+"""The images of a classification run: opened once, scanned for unreadable files, split and checked for duplicates."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from shlex import quote
+
+from patchloom.console import Console
+from patchloom.data.check import ACROSS, duplicates, pair_lines
+from patchloom.data.scan import find_unreadable, pixel_digest, report_skipped
+from patchloom.data.sources import Item, Source, Split, open_source, split_source
+from patchloom.errors import PatchloomError
+from patchloom.inference.intervals import few_images_warning
+from patchloom.recipes.recipe import Recipe
+from patchloom.recipes.small import SUFFIX
+from patchloom.tasks.classification.config import ClassificationConfig
+from patchloom.tasks.spec import Context
+
+FEW_FOR_SCRATCH = 5000  # training images, below which trained weights are the better start
+STARTING_WEIGHTS = "deit_small.fb_in1k"
+_SCANNED = 64  # images between two looks at the clock
+
+
+@dataclass(frozen=True)
+class Images:
+    """What a run learns from and is measured on."""
+
+    source: Source  # without the unreadable files
+    split: Split
+    skipped: Mapping[str, str]  # unreadable files with the reasons
+    fingerprint: str  # of all files
+
+
+def open_classes(config: ClassificationConfig) -> Source:
+    """The source of a config, with the classes in the order of the heads that it starts with."""
+    source = open_source(config.data, config.labels)
+    names = config.start.class_names if config.start else None
+    return source.in_order(names) if names else source
+
+
+def open_images(config: ClassificationConfig, recipe: Recipe, context: Context) -> Images:
+    """The images of a new run, scanned; of a resumed one, as it found them when it began."""
+    source = open_classes(config)
+    fingerprint = source.fingerprint()
+    if context.environment is None:
+        return _scan(config, recipe, source, fingerprint, context)
+    known = context.environment["data"]
+    if known.get("fingerprint") != fingerprint:
+        raise PatchloomError(
+            f"{config.data} has changed since the run began: exact resuming needs the same images and labels."
+        )
+    skipped = dict(known.get("skipped", {}))
+    usable = source.without(skipped)
+    return Images(usable, split_source(usable, config.splits), skipped, fingerprint)
+
+
+def _scan(config: ClassificationConfig, recipe: Recipe, source: Source, fingerprint: str, context: Context) -> Images:
+    """Leave out what cannot be read. After `context.scan_seconds` the other images are taken as they are."""
+    processes, console = context.processes, context.console
+    glances: dict[str, bytes] = {}
+    mine = source.items()[processes.rank :: processes.count]
+    parts = processes.gather((_unreadable(source, mine, console, context.scan_seconds, glances), glances))
+    bad = {key: reason for part, _ in parts for key, reason in part.items()}
+    if bad:
+        report_skipped(bad, console, context.strict)
+    usable = source.without(bad)
+    for name, items in source.splits.items():
+        if items and not usable.splits[name]:
+            raise PatchloomError(f"No image of {config.data} in its split {name!r} can be read.")
+    split = split_source(usable, config.splits)
+    console.say(*source.notes)
+    console.say(
+        f"{config.data}: {len(split.train)} training images, {len(split.held_out)} held out, "
+        f"{len(source.class_names)} classes. {split.how}"
+    )
+    glances = {key: glance for _, part in parts for key, glance in part.items()}
+    console.say(*_advice(config, recipe, split), *_equal_images(usable, split, glances))
+    return Images(usable, split, bad, fingerprint)
+
+
+def _unreadable(
+    source: Source, items: Sequence[Item], console: Console, seconds: float, glances: dict[str, bytes]
+) -> dict[str, str]:
+    """The files that cannot be read, with the reasons; `glances` gets those of the others."""
+
+    def progress(done: int, of: int) -> None:
+        console.progress(f"reading images: {done} of {of}")
+
+    deadline = time.monotonic() + seconds
+    found: dict[str, str] = {}
+    size = len(items) if seconds == math.inf else _SCANNED
+    for start in range(0, len(items), max(1, size)):
+        if time.monotonic() > deadline:
+            console.say(f"Only the first {start} of {len(items)} images were read to find damaged ones.")
+            break
+        part = items[start : start + size]
+        found |= find_unreadable(source, part, progress, glances=glances)
+    return found
+
+
+def _advice(config: ClassificationConfig, recipe: Recipe, split: Split) -> Iterator[str]:
+    """What the number of images means for the run."""
+    if config.start is None and len(split.train) < FEW_FOR_SCRATCH:
+        small = "" if recipe.name.endswith(SUFFIX) else f", or --recipe {recipe.name}{SUFFIX}"
+        yield (
+            f"{len(split.train)} training images are few for training from scratch (fewer than {FEW_FOR_SCRATCH}). "
+            f"Consider `patchloom finetune {STARTING_WEIGHTS} {quote(config.data)}`, which starts from published "
+            f"weights{small}."
+        )
+    if split.held_out and (warning := few_images_warning(len(split.held_out))):
+        yield warning
+
+
+def _equal_images(source: Source, split: Split, glances: Mapping[str, bytes]) -> list[str]:
+    """Images that are trained on and measured on, which flatters the accuracy. Only those that look the same at a
+    glance are read once more."""
+    if split.held_out is split.train:
+        return []
+    sides = {"training": split.train, "held out": split.held_out}
+    both = {glances.get(item.key) for item in split.train} & {glances.get(item.key) for item in split.held_out}
+    both.discard(None)  # images that were not looked at
+    across, _ = duplicates(
+        (item.key, side, pixel_digest(source.read(item)))
+        for side, items in sides.items()
+        for item in items
+        if glances.get(item.key) in both
+    )
+    lines = pair_lines(ACROSS, across, f"`patchloom data check {quote(source.where)} --json` lists all")
+    return [f"Warning: {lines[0]}", *lines[1:]] if lines else []

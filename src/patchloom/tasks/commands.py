@@ -1,0 +1,69 @@
+"""What a kind of learning adds to the command line. Importing this loads no torch, so that `--help` is fast.
+
+The module `commands` of a task's folder holds `COMMANDS`, which start runs, and what `patchloom evaluate` and
+`patchloom predict` do with its models: `EVALUATE` and `PREDICT`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any
+
+from patchloom import tasks
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command that starts runs: its arguments, and the run config that it makes of them.
+
+    `options.settings` has the key=value words of the command line; `sequence` and `plan` take theirs out of it.
+    """
+
+    name: str
+    help: str
+    usage: str
+    description: str
+    examples: tuple[str, ...]
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    plan: Callable[[argparse.Namespace], Any]  # a RunConfig
+    sequence: Callable[[argparse.Namespace], Any] = lambda _: None  # a RunSequence, where a second run follows
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a command prints: `result` with --json, `lines` otherwise; then `error`, if there is one, as an error."""
+
+    result: Any
+    lines: Sequence[str]
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Tool:
+    """What `evaluate` or `predict` does with models of a kind: its own arguments, and the work."""
+
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], Output]
+
+
+@dataclass(frozen=True)
+class Commands:
+    """All that one kind of learning adds."""
+
+    task: str
+    start: tuple[Command, ...]
+    evaluate: Tool
+    predict: Tool
+
+
+@cache
+def task_commands() -> tuple[Commands, ...]:
+    """The commands of every kind of learning."""
+    folders = sorted(module.name for module in iter_modules(tasks.__path__) if module.ispkg)
+    found = [(name, import_module(f"patchloom.tasks.{name}.commands")) for name in folders]
+    return tuple(Commands(name, module.COMMANDS, module.EVALUATE, module.PREDICT) for name, module in found)

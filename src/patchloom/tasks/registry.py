@@ -1,0 +1,38 @@
+"""The kinds of learning. Each is a folder of this package whose module `spec` holds its `SPEC`."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
+
+from patchloom import tasks
+from patchloom.errors import PatchloomError
+from patchloom.recipes.recipe import Recipe
+from patchloom.tasks.spec import TaskSpec
+
+
+@cache
+def task_specs() -> dict[str, TaskSpec]:
+    """Every kind of learning by its name."""
+    folders = sorted(module.name for module in iter_modules(tasks.__path__) if module.ispkg)
+    return {name: import_module(f"patchloom.tasks.{name}.spec").SPEC for name in folders}
+
+
+def default_task() -> TaskSpec:
+    """The kind of weights that do not say what they were trained for."""
+    return next(spec for spec in task_specs().values() if spec.default)
+
+
+def task_for_recipe(recipe: Recipe) -> TaskSpec:
+    """The kind of learning that a recipe is for: the one with its options."""
+    return next(spec for spec in task_specs().values() if spec.options is type(recipe.options))
+
+
+def find_task(label: object) -> TaskSpec:
+    """The kind of learning that a name, or the value of `task` in recipe.yaml, stands for."""
+    for name, spec in task_specs().items():
+        if label == name or label in spec.labels:
+            return spec
+    known = sorted(label for spec in task_specs().values() for label in spec.labels)
+    raise PatchloomError(f"There is no task {label!r}; known: {', '.join(known)}. A newer version may know it.")

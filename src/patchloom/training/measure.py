@@ -1,0 +1,56 @@
+"""How long a step takes, measured on a few small ones. Nothing is written."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from patchloom.console import Console, duration
+from patchloom.recipes.recipe import Recipe
+from patchloom.training.loop import Loop
+from patchloom.training.processes import Processes
+from patchloom.training.run import Run
+from patchloom.training.task import Task, first_tensor, head
+
+_STEPS = 8
+
+
+def measure_steps(task: Task, recipe: Recipe, processes: Processes, budget: float) -> tuple[float, float]:
+    """Seconds per sample of computing and of waiting for data, from steps of 2, 4, 8 ... samples, while `budget`
+    seconds are left; the first step, which warms up, is not counted."""
+    loop = Loop(task, recipe, Run(Path("plan"), {}), processes, Console(quiet=True))
+    loop.train_mode()
+    computing, waiting, size = 0.0, 0.0, 2
+    deadline = time.perf_counter() + budget
+    with closing(task.batches(0, _STEPS)) as batches:
+        for i in range(_STEPS):
+            begun = time.perf_counter()
+            batch = next(batches)
+            arrived = time.perf_counter()
+            samples = len(first_tensor(batch))
+            size = min(size, samples)
+            loop.step(head(batch, size))
+            done = time.perf_counter()
+            computing = (done - arrived) / size
+            waiting = (arrived - begun) / samples if i else waiting
+            size *= 2
+            if processes.gather(done + 2 * (done - begun) > deadline)[0]:
+                break
+    return computing, waiting
+
+
+def rate_bars(curve: Sequence[Sequence[float]]) -> str:
+    """A learning-rate curve of (step, rate) as a row of bars."""
+    high = max(rate for _, rate in curve) or 1.0
+    return "".join(" ▁▂▃▄▅▆▇█"[round(8 * rate / high)] for _, rate in curve)
+
+
+def time_text(plan: Mapping[str, Any]) -> str:
+    """The time of the plan for people."""
+    return (
+        f"  about {duration(plan['estimated_seconds'])} ({plan['seconds_per_step'] * 1e3:.0f} ms per step, "
+        f"{plan['seconds_waiting_for_data'] * 1e3:.0f} ms waiting for data)"
+    )

@@ -1,0 +1,145 @@
+"""The contract between the loop and what is learned.
+
+The loop owns time: steps, learning rate, precision, accumulation, averaging, checkpoints, logging, processes, signals.
+A task owns meaning: modules, batches, losses, evaluation, what is exported and reported. Randomness is a function of
+(seed, step, sample), never a history, so that a run can be cut anywhere and resumed to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Generator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from patchloom.training.run import Run
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A value of `Task.evaluate` that says how good the modules are."""
+
+    name: str
+    higher_is_better: bool = True
+    percent: bool = False  # how to print it: a fraction as a percentage
+
+    def improves(self, value: float, best: float | None) -> bool:
+        return best is None or (value > best if self.higher_is_better else value < best)
+
+    def text(self, value: float) -> str:
+        return f"{value:.2%}" if self.percent else f"{value:.4f}"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What the loop hands over at the end of a run."""
+
+    modules: nn.ModuleDict  # the result: averaged where the task averages and the recipe asks for it
+    averaged: bool
+    step: int
+    best: Mapping[str, Any]  # {"value", "step"} of the best evaluation
+
+
+class Task:
+    """What is learned. A subclass sets `modules` and `steps_per_epoch` and defines `batches`, `losses` and `evaluate`.
+
+    Between steps a task keeps nothing but its modules and the tensors of `state`: both are in every checkpoint.
+    """
+
+    config: Any  # what recipe.yaml holds of it, with what the data decided (a TaskConfig)
+    modules: nn.ModuleDict  # everything with parameters; the loop moves, shards and saves it
+    steps_per_epoch: int
+    metric: Metric | None = None  # of `evaluate`: decides which checkpoint is the best; None: the newest
+    unit = "images"  # what `weight` counts
+
+    @property
+    def trained(self) -> Collection[str]:
+        """The modules that get gradients; the others (target networks, teachers) are saved with them."""
+        return tuple(self.modules)
+
+    @property
+    def averaged(self) -> Collection[str]:
+        """The modules that the recipe's EMA covers."""
+        return self.trained
+
+    def state(self) -> dict[str, Tensor]:
+        """Tensors beside the modules' that a checkpoint needs: memories, centres, queues. Every process calls it."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what `state` gave, in place."""
+        own = self.state()
+        if missing := own.keys() ^ state.keys():
+            raise KeyError(f"state {sorted(missing)}")
+        with torch.no_grad():
+            for name, tensor in own.items():
+                tensor.copy_(state[name])
+
+    def batches(self, start: int, end: int) -> Generator[Any, None, None]:
+        """This process's share of the batches of steps `start` to `end`: tensors in any nesting of tuples, lists and
+        dictionaries. The loop moves them to the device, and splits them along the first dimension to accumulate."""
+        raise NotImplementedError
+
+    def weight(self, batch: Any) -> float:
+        """What the batch counts: images, tokens, instances. Losses are divided by its sum over all processes."""
+        return float(len(first_tensor(batch)))
+
+    def losses(self, batch: Any, step: int, part: int) -> dict[str, Tensor]:
+        """Named losses, weighted: their sum is minimised. Each is a sum over the batch, or one value per sample (B,),
+        which the loop adds up. `part` counts the parts of an accumulated step."""
+        raise NotImplementedError
+
+    def after_step(self, step: int) -> None:
+        """After update `step` (from 1 on): target networks, memories."""
+
+    def evaluate(self, modules: nn.ModuleDict, after_batch: Callable[[], None]) -> dict[str, Any]:
+        """Metrics over all processes. Every process calls `after_batch` equally often; what it raises goes through."""
+        raise NotImplementedError
+
+    def metadata(self) -> dict[str, Any]:
+        """What describes the modules in a checkpoint, as JSON: config, class names, preprocessing."""
+        return {}
+
+    def environment(self) -> dict[str, Any]:
+        """What environment.json remembers of data and teachers, as JSON; `data` is among it."""
+        return {"data": {}}
+
+    def finish(self, run: Run, result: Result) -> None:
+        """Write the report, then the export; with the export a run is finished. Every process calls it."""
+        raise NotImplementedError
+
+
+def first_tensor(batch: Any) -> Tensor:
+    """The first tensor in a nesting of tuples, lists and dictionaries."""
+    while not isinstance(batch, Tensor):
+        batch = next(iter(batch.values() if isinstance(batch, Mapping) else batch))
+    return batch
+
+
+def move(batch: Any, device: torch.device) -> Any:
+    """A batch on the device, in the same nesting."""
+    return _each(batch, lambda tensor: tensor.to(device, non_blocking=True))
+
+
+def split(batch: Any, parts: int) -> list[Any]:
+    """A batch in equal parts along the first dimension of its tensors."""
+    if parts == 1:
+        return [batch]
+    return [_each(batch, lambda tensor, i=i: tensor.tensor_split(parts)[i]) for i in range(parts)]  # type: ignore[misc]
+
+
+def head(batch: Any, count: int) -> Any:
+    """The first samples of a batch."""
+    return _each(batch, lambda tensor: tensor[:count])
+
+
+def _each(batch: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(batch, Tensor):
+        return function(batch)
+    if isinstance(batch, Mapping):
+        return {name: _each(value, function) for name, value in batch.items()}
+    if isinstance(batch, tuple | list):
+        return type(batch)([_each(value, function) for value in batch])
+    return batch
