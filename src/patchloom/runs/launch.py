@@ -20,7 +20,6 @@ from patchloom.training.loggers import check_log, open_loggers
 from patchloom.training.loop import Callback, Loop
 from patchloom.training.processes import join_processes, restarted
 from patchloom.training.run import Run, packages
-from patchloom.training.task import Task
 from patchloom.weights.files import kept_checkpoints
 
 
@@ -44,13 +43,18 @@ def launch(
     task = config.spec.open(config.task, config.recipe, Context(processes, console, strict=strict))
     settings = settings_of(RunConfig(config.spec, task.config, config.recipe))  # with what the data decided
     run = Run(Path(out), {**settings, "log": log})
-    loop = Loop(task, config.recipe, run, processes, console, callbacks)  # before anything is written: it may refuse
+    return start_task(run, Loop(task, config.recipe, run, processes, console, callbacks))
+
+
+def start_task(run: Run, loop: Loop) -> Run:
+    """Begin the folder of a run and train. The loop exists before anything is written: it refuses what cannot be."""
+    processes = loop.processes
     processes.wait()
     with run.locked() if processes.is_main_process else nullcontext():
         if processes.is_main_process:
-            check_free(out)  # again: another process may have begun a run here meanwhile
-            run.create(task.environment())
-        return _train(run, task, loop)
+            check_free(run.folder)  # again: another process may have begun a run here meanwhile
+            run.create(loop.task.environment())
+        return _train(run, loop)
 
 
 def resume(
@@ -72,19 +76,26 @@ def resume(
     context = Context(processes, console, environment=environment, from_checkpoint=has_checkpoint)
     task = config.spec.open(config.task, config.recipe, context)
     loop = Loop(task, config.recipe, run, processes, console, callbacks)
+    return continue_task(run, loop, settings_of(config), bool(more_epochs))
+
+
+def continue_task(run: Run, loop: Loop, settings: Mapping[str, Any], extended: bool = False) -> Run:
+    """Restore the last checkpoint and train on; `settings` replace those of recipe.yaml once it is known to fit."""
+    processes, console = loop.processes, loop.console
     with run.locked() if processes.is_main_process else nullcontext():
-        identity = {"packages": environment.get("packages")} | _restore(run, loop)
+        identity = {"packages": run.about().get("packages")} | _restore(run, loop)
         _report_versions(identity["packages"] or {}, console)
-        run.settings |= settings_of(config)
+        run.settings |= settings
         if processes.gather(_is_finished(run, loop))[0]:  # files may reach the others late
             console.say(
-                f"{run.folder} is finished: {config.recipe.epochs} epochs. `patchloom extend {run.folder} --epochs N` "
+                f"{run.folder} is finished: {loop.recipe.epochs} epochs. `patchloom extend {run.folder} --epochs N` "
                 "adds some."
             )
+            run.checkpoints.release()
             return run
-        if more_epochs and processes.is_main_process:
-            run.extend(config.recipe.epochs)
-        return _train(run, task, loop)
+        if extended and processes.is_main_process:
+            run.extend(loop.recipe.epochs)
+        return _train(run, loop)
 
 
 def read_config(run: Run) -> RunConfig:
@@ -126,7 +137,7 @@ def check_free(place: str | PathLike[str]) -> None:
         raise PatchloomError(f"{out} cannot be written: {existing} is not a folder that this user may write to.")
 
 
-def _train(run: Run, task: Task, loop: Loop) -> Run:
+def _train(run: Run, loop: Loop) -> Run:
     """From where the loop is to the report; this process has the lock of the folder."""
     processes = loop.processes
     if processes.is_main_process:
@@ -135,20 +146,20 @@ def _train(run: Run, task: Task, loop: Loop) -> Run:
     processes.wait()
     try:
         with noted_failure(run.folder, processes.is_main_process):
-            _fit_and_finish(run, task, loop)
+            _fit_and_finish(run, loop)
     finally:
         run.checkpoints.release()
     return run
 
 
-def _fit_and_finish(run: Run, task: Task, loop: Loop) -> None:
+def _fit_and_finish(run: Run, loop: Loop) -> None:
     try:
         loop.fit()
     finally:
         for logger in run.loggers:
             logger.close()
     try:
-        task.finish(run, loop.result())
+        loop.task.finish(run, loop.result())
     except StoppedError:
         raise
     except PatchloomError as error:

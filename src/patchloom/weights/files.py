@@ -232,7 +232,8 @@ def raw_bytes(tensor: Tensor) -> memoryview:
 
 def _of_training(tensors: dict[str, Tensor], about: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The averaged weights of a training checkpoint, or the raw ones where the run does not average."""
-    part = "ema." if any(name.startswith("ema.") for name in tensors) else "model."
+    # version 0.1 averaged one network, and called it `ema`
+    part = next(part for part in ("ema.model.", "ema.", "model.") if any(n.startswith(part) for n in (*tensors, part)))
     weights = {name.removeprefix(part): tensor for name, tensor in tensors.items() if name.startswith(part)}
     return weights, {**about, "layout": "patchloom"}
 

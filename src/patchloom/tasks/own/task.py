@@ -1,0 +1,126 @@
+"""Supervised learning with the user's own module, data set, loss or augmentation."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from patchloom.console import Console
+from patchloom.data.loader import Batches, Order, Steps, load_batches
+from patchloom.errors import PatchloomError
+from patchloom.recipes.recipe import Recipe
+from patchloom.tasks.own.config import OwnConfig
+from patchloom.tasks.own.finish import finish
+from patchloom.tasks.own.samples import Samples
+from patchloom.training.processes import Processes
+from patchloom.training.run import Run
+from patchloom.training.task import Metric, Result, Task, first_tensor, move
+
+MODEL = "model"
+Loss = Callable[[Any, Any], Tensor]
+
+
+class Supervised(Task):
+    """`loss(model(inputs), targets)` is minimised. Inputs and targets are what the samples hold, stacked.
+
+    Args:
+        model: Any module; its output goes to the loss.
+        loss: (outputs, targets) -> one value for the batch, its mean, or one value per sample (B,).
+        train: Samples to learn from.
+        held_out: Samples to measure on; may be empty.
+    """
+
+    def __init__(
+        self,
+        config: OwnConfig,
+        model: nn.Module,
+        loss: Loss,
+        train: Samples,
+        held_out: Samples,
+        recipe: Recipe,
+        processes: Processes,
+        console: Console,
+    ) -> None:
+        self.config, self.loss, self.recipe = config, loss, recipe
+        self.processes, self.console = processes, console
+        self.train_samples, self.held_out = train, held_out
+        self.modules = nn.ModuleDict({MODEL: model})
+        self.order = Order(len(train), recipe.batch_size, recipe.repeated_augmentation, recipe.seed)
+        self.steps_per_epoch = self.order.steps_per_epoch
+        self.metric = Metric("loss", higher_is_better=False) if len(held_out) else None
+
+    def batches(self, start: int, end: int) -> Batches:
+        steps = Steps(self.order, start, end, self.processes.rank, self.processes.count)
+        return load_batches(self.train_samples, steps, self.recipe.workers)
+
+    def losses(self, batch: Any, step: int, part: int) -> dict[str, Tensor]:
+        return {"loss": self._loss_sum(self.modules[MODEL], batch)[0]}
+
+    def _loss_sum(self, model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
+        """The loss, summed over the batch, and the outputs."""
+        inputs, targets = batch
+        outputs = model(inputs)
+        value = self.loss(outputs, targets)
+        if not isinstance(value, Tensor) or value.ndim > 1:
+            shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise PatchloomError(
+                f"The loss returns {shape}. It returns a tensor: one value for the batch (its mean), or one per sample."
+            )
+        return (value * len(first_tensor(inputs)) if value.ndim == 0 else value.sum()), outputs
+
+    @torch.no_grad()
+    def evaluate(self, modules: nn.ModuleDict, after_batch: Callable[[], None]) -> dict[str, Any]:
+        """The mean loss, and the accuracy where outputs (B, classes) meet integer targets (B,)."""
+        if not len(self.held_out):
+            return {}
+        model, device = modules[MODEL], self.processes.device
+        was_training = model.training
+        model.eval()
+        loss, right, count, classified = 0.0, 0, 0, True
+        try:
+            with closing(load_batches(self.held_out, self._held_out_batches(), self.recipe.workers)) as batches:
+                for batch in batches:
+                    inputs, targets = batch = move(batch, device)
+                    value, outputs = self._loss_sum(model, batch)
+                    loss, count = loss + float(value), count + len(first_tensor(inputs))
+                    classified = classified and _are_classes(outputs, targets)
+                    right += int((outputs.argmax(dim=1) == targets).sum()) if classified else 0
+                    after_batch()
+        finally:
+            model.train(was_training)
+        total, seen = self.processes.total(loss), self.processes.total(count)
+        metrics: dict[str, Any] = {"count": int(seen), "loss": total / seen}
+        return metrics | ({"top1": self.processes.total(right) / seen} if classified else {})
+
+    def _held_out_batches(self) -> Sequence[list[tuple[int, int, int]]]:
+        """Each sample once; every process has equally many batches as long as there are enough samples."""
+        size = max(1, min(self.recipe.batch_size, len(self.held_out)))
+        keys = [(i, 0, 0) for i in range(self.processes.rank, len(self.held_out), self.processes.count)]
+        return [keys[i : i + size] for i in range(0, len(keys), size)]
+
+    def environment(self) -> dict[str, Any]:
+        return {"data": {"where": self.config.data, "training": len(self.train_samples), "held": len(self.held_out)}}
+
+    def finish(self, run: Run, result: Result) -> None:
+        finish(self, run, result)
+
+
+def _are_classes(outputs: Any, targets: Any) -> bool:
+    return (
+        isinstance(outputs, Tensor)
+        and isinstance(targets, Tensor)
+        and outputs.ndim == 2
+        and targets.ndim == 1
+        and not targets.is_floating_point()
+    )
+
+
+def part_name(part: Any) -> str:
+    """A name for a module, a function or a data set, for people."""
+    name = part.__name__ if inspect.isfunction(part) or inspect.isclass(part) else type(part).__name__
+    return str(name)
