@@ -23,7 +23,7 @@ from patchloom.compat import import_timm
 from patchloom.data import jpeg, native
 from patchloom.data.loader import Order, Steps, TrainImages, train_batches
 from patchloom.data.mixing import normalise
-from patchloom.data.sources import open_source
+from patchloom.data.opening import open_source
 from patchloom.data.transforms import Augment
 from patchloom.models.preprocessing import Preprocessing
 

@@ -16,8 +16,9 @@ from PIL import Image, features
 from patchloom import PatchloomError
 from patchloom.data.check import check_data
 from patchloom.data.images import NOTE, read_image, to_rgb
+from patchloom.data.listing import label_by_name
+from patchloom.data.opening import open_source
 from patchloom.data.scan import find_unreadable
-from patchloom.data.sources import label_by_name, open_source
 from patchloom.install import pip_install
 
 HEIC = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic"
@@ -98,7 +99,7 @@ def test_heic_and_avif_photos_are_read(tmp_path: Path) -> None:
         photo().save(tmp_path / "ant" / "a.avif", quality=95)
     (tmp_path / "bee" / "torn.heic").write_bytes(HEIC + bytes(200))
     source = open_source(tmp_path)
-    assert find_unreadable(source, source.items()) == {"bee/torn.heic": "a damaged HEIF photo, says pillow-heif"}
+    assert find_unreadable(source, source.items()) == {"bee/torn.heic": "a HEIF photo that pillow-heif cannot read: it is damaged"}
     for item in source.items()[:3]:
         if not item.key.endswith("png"):
             assert np.abs(np.asarray(source.read(item), int) - np.asarray(photo(), int)).mean() < 6, item.key
@@ -113,7 +114,7 @@ def test_photos_that_need_a_package_are_counted_with_the_command(tmp_path: Path)
 import sys
 sys.modules["pillow_heif"] = None  # as where it is not installed
 from patchloom.data.decoding import decode
-from patchloom.data.sources import open_source
+from patchloom.data.opening import open_source
 source = open_source({str(root)!r})
 print(source.class_names, *source.notes, sep="\\n")
 try:

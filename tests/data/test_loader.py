@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from patchloom.data.loader import Order, Steps, TrainImages, train_batches
-from patchloom.data.sources import open_source
+from patchloom.data.opening import open_source
 from patchloom.data.transforms import Augment
 
 

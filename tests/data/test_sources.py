@@ -16,8 +16,10 @@ from sklearn.datasets import load_digits
 
 from patchloom import PatchloomError
 from patchloom.data.decoding import UnreadableImage, decode
+from patchloom.data.opening import open_source
 from patchloom.data.scan import find_unreadable
-from patchloom.data.sources import Item, Source, Splits, open_source, split_source
+from patchloom.data.sources import Item, Source
+from patchloom.data.splits import Splits, split_source
 
 DIGITS = np.round(load_digits().images * (255 / 16)).astype(np.uint8)
 

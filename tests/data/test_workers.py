@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from patchloom.data.loader import test_batches as batches_of
-from patchloom.data.sources import open_source
+from patchloom.data.opening import open_source
 from patchloom.errors import PatchloomError
 from patchloom.models.preprocessing import Preprocessing
 
@@ -57,7 +57,7 @@ def test_a_process_that_stops_reading_ends(photos: Path) -> None:
     program = f"""
 import sys
 from patchloom.data.loader import test_batches
-from patchloom.data.sources import open_source
+from patchloom.data.opening import open_source
 from patchloom.models.preprocessing import Preprocessing
 source = open_source({str(photos)!r})
 kept = test_batches(source, [0] * 4000, source.items(), Preprocessing((8, 8)), 4, 2)

@@ -191,7 +191,7 @@ def _finish(options: argparse.Namespace) -> Any:
 
 
 def _job(options: argparse.Namespace) -> Any:
-    from patchloom.data.sources import Splits
+    from patchloom.data.splits import Splits
     from patchloom.errors import PatchloomError
     from patchloom.recipes.changes import parse_words
     from patchloom.runs.config import plan_job

@@ -15,8 +15,10 @@ from PIL import Image
 from patchloom.data.decoding import decode, open_header
 from patchloom.data.images import NOTE
 from patchloom.data.scan import Progress, in_threads, pixel_digest, reason_of, scaled_notes
-from patchloom.data.sources import Item, Source, count, split_source
+from patchloom.data.sources import Item, Source
+from patchloom.data.splits import split_source
 from patchloom.errors import PatchloomError
+from patchloom.text import count
 
 SHOWN = 10  # pairs of duplicates before the rest is counted
 ACROSS = "duplicate images on both sides of the split"

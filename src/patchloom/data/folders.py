@@ -8,18 +8,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from patchloom.data.decoding import EXTENSIONS, unreadable_extensions
-from patchloom.data.sources import (
-    LAYOUTS,
-    SPLIT_NAMES,
-    FileSource,
-    Item,
-    Source,
-    class_notes,
-    count,
-    label_by_name,
-    some,
-)
+from patchloom.data.listing import LAYOUTS, SPLIT_NAMES, class_notes, label_by_name
+from patchloom.data.sources import FileSource, Item, Source
 from patchloom.errors import PatchloomError
+from patchloom.text import count, some
 
 _LEFTOVERS = frozenset({"__MACOSX", "@eaDir"})  # hidden folders by another name: macOS archives, Synology disks
 

@@ -8,17 +8,10 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from patchloom.data.sources import (
-    LAYOUTS,
-    SPLIT_NAMES,
-    FileSource,
-    Rows,
-    Source,
-    class_notes,
-    count,
-    label_by_name,
-)
+from patchloom.data.listing import LAYOUTS, SPLIT_NAMES, Rows, class_notes, label_by_name
+from patchloom.data.sources import FileSource, Source
 from patchloom.errors import PatchloomError, did_you_mean
+from patchloom.text import count
 
 
 def open_manifest(where: str, path: Path, labels: str | None) -> Source:

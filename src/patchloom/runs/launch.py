@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from patchloom.console import Console
-from patchloom.data.sources import Split, split_source
+from patchloom.data.splits import Split, split_source
 from patchloom.errors import PatchloomError
 from patchloom.models.network import Network
 from patchloom.models.registry import build

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from patchloom.console import Console, duration
-from patchloom.data.sources import Split, count, split_source
+from patchloom.data.splits import Split, split_source
 from patchloom.models.complexity import complexity
 from patchloom.models.config import Config
 from patchloom.models.registry import build
 from patchloom.recipes.recipe import Recipe
 from patchloom.runs.config import Job
 from patchloom.tasks.classification.setup import make_task, open_data, source_of
+from patchloom.text import count
 from patchloom.training.loop import Loop, check_batch
 from patchloom.training.processes import Processes, join_processes
 from patchloom.training.run import Run

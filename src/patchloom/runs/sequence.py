@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from patchloom.console import Console
-from patchloom.data.sources import open_source
+from patchloom.data.opening import open_source
 from patchloom.errors import PatchloomError
 from patchloom.reading import read_json
 from patchloom.recipes.changes import keep_scales

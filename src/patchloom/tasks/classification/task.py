@@ -11,7 +11,8 @@ from torch import Tensor
 
 from patchloom.data.loader import Batches, Order, Steps, TrainImages, test_batches, train_batches
 from patchloom.data.mixing import Mixing, erase, normalise, soft_targets
-from patchloom.data.sources import Source, Split, spread
+from patchloom.data.sources import Source, spread
+from patchloom.data.splits import Split
 from patchloom.data.transforms import Augment
 from patchloom.inference.norms import branch_norms
 from patchloom.models.network import Network

@@ -8,7 +8,8 @@ from os import PathLike
 from typing import Any
 
 from patchloom.console import Console
-from patchloom.data.sources import Splits, open_source
+from patchloom.data.opening import open_source
+from patchloom.data.splits import Splits
 from patchloom.errors import PatchloomError
 from patchloom.models.roles import TUNINGS, tuned_parameters
 from patchloom.recipes.recipe import Recipe
