@@ -341,7 +341,7 @@ def test_a_saved_table_with_columns_to_choose_from(tmp_path: Path) -> None:
     assert open_source(f"hf:{tmp_path / 'set'}", labels="genus").class_names == ("a", "b")
     with pytest.raises(PatchloomError, match=r"no label column 'family'.*label, genus"):
         open_source(f"hf:{tmp_path / 'set'}", labels="family")
-    with pytest.raises(PatchloomError, match="is no folder"):
+    with pytest.raises(PatchloomError, match="is not a folder"):
         open_source(f"hf:{tmp_path / 'none'}")
     (tmp_path / "empty").mkdir()
     with pytest.raises(PatchloomError, match="save_to_disk"):

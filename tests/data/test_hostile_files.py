@@ -87,7 +87,7 @@ def test_names_that_name_nothing_are_refused(tmp_path: Path) -> None:
         with pytest.raises(PatchloomError, match=words):
             open_source(where)
     with pytest.raises(PatchloomError, match="several classes named 'ant'"):
-        label_by_name("hf:data", ["ant", "bee", "ant"], {"all": [("0", "ant")]})
+        label_by_name("hf:data", {"label": ["ant", "bee", "ant"]}, {"all": [("0", ("ant",))]})
 
 
 def test_heic_and_avif_photos_are_read(tmp_path: Path) -> None:

@@ -219,7 +219,7 @@ def test_mistakes_show_what_was_found_and_what_is_expected(tmp_path: Path) -> No
     assert "'photos'" in message(tmp_path / "fotos")
     write(tmp_path / "photos" / "1.png")
     assert "has 1 image, such as 1.png, but no class folders" in message(tmp_path / "photos")
-    assert "no CSV manifest" in message(tmp_path / "photos" / "1.png")
+    assert "not a CSV manifest" in message(tmp_path / "photos" / "1.png")
     write(tmp_path / "flat" / "train" / "1.png")
     write(tmp_path / "flat" / "val" / "1.png")
     assert "train/1.png" in message(tmp_path / "flat")

@@ -31,7 +31,7 @@ _MANY = 1000  # hashes that share a part, from which on not all are compared wit
 class _Facts:
     key: str
     split: str
-    label: int
+    label: int | None
     width: int
     height: int
     mode: str
@@ -83,7 +83,8 @@ def _look_at_all(source: Source, progress: Progress | None, workers: int) -> tup
         if isinstance(found, str):
             unreadable.append({"path": item.key, "reason": found})
         else:
-            facts.append(_Facts(item.key, split, item.label, *found))
+            label = item.label if source.labelled else None
+            facts.append(_Facts(item.key, split, label, *found))
     return facts, unreadable
 
 

@@ -12,8 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from patchloom.data.decoding import EXTENSIONS, MOST_BYTES, UnreadableImage
-from patchloom.data.listing import SPLIT_NAMES, Rows, class_notes, import_library, label_by_name, numbers_first
-from patchloom.data.sources import Item, Source
+from patchloom.data.listing import (
+    SPLIT_NAMES,
+    Labels,
+    Row,
+    Rows,
+    class_columns,
+    class_notes,
+    import_library,
+    label_by_name,
+    numbers_first,
+    split_labels,
+)
+from patchloom.data.sources import DEFAULT_COLUMN, Item, Source
 from patchloom.errors import PatchloomError
 from patchloom.reading import parse_json
 from patchloom.text import count, some
@@ -46,14 +57,16 @@ class ShardSource(Source):
         return self.places[item.key][2]
 
 
-def open_shards(rest: str, labels: str | None) -> Source:
+def open_shards(rest: str, labels: Labels = None, targets: str = "class") -> Source:
+    """The images of tar files, KEY.jpg with the label in KEY.cls or the fields of KEY.json."""
     where = f"wds:{rest}"
     import_library("webdataset")
     shards = _find_shards(where, rest)
     base = Path(os.path.commonpath([shard.parent for shard in shards]))
     split_of = _shard_splits([shard.relative_to(base).as_posix() for shard in shards])
     places: dict[str, tuple[str, int, int]] = {}
-    found: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    found: dict[str, list[Row]] = defaultdict(list)
+    chosen = (None,) if labels is None else split_labels(labels)  # None: .cls, or the field "label" of .json
     without_image, special = 0, list[str]()
     for shard, split in zip(shards, split_of, strict=True):
         for sample, parts in _samples(shard, special):
@@ -65,18 +78,28 @@ def open_shards(rest: str, labels: str | None) -> Source:
             if key in places:
                 raise PatchloomError(f"{where}: {key} is there twice.")
             places[key] = (str(shard), *parts[image])
-            found[split].append((key, _shard_label(shard, sample, parts, labels)))
+            try:
+                names = tuple(_shard_label(shard, sample, parts, column) for column in chosen)
+            except _NoLabel as error:
+                if targets != "none" or labels is not None:
+                    raise PatchloomError(*error.args) from error
+                names = ()
+            found[split].append((key, names))
     if not found:
         raise PatchloomError(
             f"{where} has no images in {len(shards)} shards; expected KEY.jpg with KEY.cls or KEY.json."
         )
     in_order: Rows = {split: found[split] for split in ("train", "val", "test", "all") if split in found}
-    trained = in_order.get("train") or [row for rows in in_order.values() for row in rows]
-    class_names = numbers_first(name for _, name in trained)
-    splits = label_by_name(where, class_names, in_order)
-    notes = [f"{without_image} samples without an image left aside."] if without_image else []
+    unlabelled = sum(not names for rows in in_order.values() for _, names in rows)
+    if unlabelled:
+        in_order = {split: [(key, ()) for key, _ in rows] for split, rows in in_order.items()}
+    columns = class_columns([] if unlabelled else [name or DEFAULT_COLUMN for name in chosen], in_order, numbers_first)
+    splits = label_by_name(where, columns, in_order)
+    class_names = next(iter(columns.values()), [])
+    notes = [f"{count(unlabelled, 'sample')} without a label: no labels are used."] if unlabelled else []
+    notes += [f"{without_image} samples without an image left aside."] if without_image else []
     notes += [f"{count(len(special), 'file')} left aside, not regular files: {some(special)}"] if special else []
-    return ShardSource(places, where, class_names, splits, [*notes, *class_notes(class_names, splits)])
+    return ShardSource(places, where, class_names, splits, [*notes, *class_notes(class_names, splits)], columns)
 
 
 def _find_shards(where: str, rest: str) -> list[Path]:
@@ -127,26 +150,29 @@ def _samples(shard: Path, special: list[str]) -> Iterator[tuple[str, dict[str, t
     yield from samples.items()
 
 
-def _shard_label(shard: Path, sample: str, parts: dict[str, tuple[int, int]], labels: str | None) -> str:
-    """What .cls says, or the field "label" (or the one asked for) of .json."""
+class _NoLabel(ValueError):
+    """A sample without the label that was asked for."""
+
+
+def _shard_label(shard: Path, sample: str, parts: dict[str, tuple[int, int]], column: str | None) -> str:
+    """The text of .cls, or the field "label" (or the column asked for) of .json."""
+    begin = f"The sample {sample} of {shard} has no label:"
     try:
-        if "cls" in parts and labels is None:
-            return _text_at(shard, parts["cls"]).strip() or _no_label(shard, sample, ".cls is empty")
+        if "cls" in parts and column is None:
+            if not (text := _text_at(shard, parts["cls"]).strip()):
+                raise _NoLabel(f"{begin} .cls is empty.")
+            return text
         if "json" in parts:
             fields = parse_json(_text_at(shard, parts["json"]))
-            if not isinstance(fields, dict) or fields.get(labels or "label") is None:
+            if not isinstance(fields, dict) or fields.get(column or "label") is None:
                 names = ", ".join(map(str, fields)) if isinstance(fields, dict) else "none"
-                _no_label(shard, sample, f".json has no label column {labels or 'label'!r}; columns: {names}")
-            return str(fields[labels or "label"])
-    except ValueError as error:
-        if isinstance(error, PatchloomError):
-            raise
-        _no_label(shard, sample, str(error))
-    return _no_label(shard, sample, "expected .cls, or .json with a label" if labels is None else "it has no .json")
-
-
-def _no_label(shard: Path, sample: str, why: str) -> str:
-    raise PatchloomError(f"The sample {sample} of {shard} has no label: {why}.")
+                raise _NoLabel(f"{begin} .json has no label column {column or 'label'!r}; columns: {names}.")
+            return str(fields[column or "label"])
+    except _NoLabel:
+        raise
+    except ValueError as error:  # neither text nor JSON: an error for data without labels too
+        raise PatchloomError(f"{begin} {error}.") from error
+    raise _NoLabel(f"{begin} " + ("expected .cls, or .json with a label." if column is None else "it has no .json."))
 
 
 def _text_at(shard: Path, place: tuple[int, int]) -> str:

@@ -93,10 +93,8 @@ def split_source(source: Source, asked: Splits | None = None) -> Split:
     kept = [item for item in train if item.key not in held_keys]
     held_out = [item for item in train if item.key in held_keys]
     begin = "No split in the data: a fifth" if asked.hold_out is None else f"A share of {share:g}"
-    how = (
-        f"{begin} of each class, {count(len(held_out), 'image')}, held out, chosen by file name; "
-        f"{len(kept)} to train on."
-    )
+    of_what = "of each class" if source.class_names else "of the images"
+    how = f"{begin} {of_what}, {count(len(held_out), 'image')}, held out, chosen by file name; {len(kept)} to train on."
     return Split(kept, held_out, how, train_name)
 
 
@@ -121,9 +119,10 @@ def _test_names(source: Source, asked: Splits, train_names: tuple[str, ...]) -> 
 
 
 def _share_of_each_class(items: list[Item], share: float) -> set[str]:
+    """The keys to hold out, of each class those with the smallest hashes; images without a class are one class."""
     by_class: dict[int, list[str]] = defaultdict(list)
     for item in items:
-        by_class[item.label].append(item.key)
+        by_class[item.label if item.target is not None else -1].append(item.key)
     exact = Fraction(str(share))
     held: set[str] = set()
     for keys in by_class.values():

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from patchloom.data.listing import class_notes, import_library, label_by_name
-from patchloom.data.sources import ArraySource, FileSource, Item, Source
+from patchloom.data.listing import Labels, Rows, choose_columns, class_notes, import_library, label_by_name
+from patchloom.data.sources import DEFAULT_COLUMN, ArraySource, FileSource, Item, Source
 from patchloom.errors import PatchloomError, did_you_mean
 from patchloom.reading import read_json
 from patchloom.text import count
@@ -25,14 +27,23 @@ _TORCHVISION: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
-def open_torchvision(rest: str, labels: str | None) -> Source:
+# the label columns of the sets that have more than one; the first is the default
+_LEVELS = {
+    "CIFAR100": ("fine", "coarse"),
+    "INaturalist 2021": ("species", "kingdom", "phylum", "class", "order", "family", "genus"),
+    "INaturalist": ("species", "super"),  # 2017 to 2019
+}
+
+
+def open_torchvision(rest: str, labels: Labels = None) -> Source:
+    """The data set NAME:FOLDER of torchvision. CIFAR100 and INaturalist have several label columns."""
     name, _, folder = rest.partition(":")
     where = f"torchvision:{rest}"
     if name not in _TORCHVISION:
         known = ", ".join(_TORCHVISION)
         raise PatchloomError(f"torchvision:{name} is not known.{did_you_mean(name, _TORCHVISION)} Known: {known}.")
-    if labels is not None:
-        raise PatchloomError(f"Labels {labels!r}: torchvision's sets have no label columns.")
+    if labels is not None and name not in _LEVELS:
+        raise PatchloomError(f"Labels {labels!r}: torchvision:{name} has no label columns.")
     root = Path(folder).expanduser()
     if not folder or not root.is_dir():
         raise PatchloomError(f"torchvision:{name}:FOLDER needs the folder that holds the set; got {folder!r}.")
@@ -46,10 +57,18 @@ def open_torchvision(rest: str, labels: str | None) -> Source:
                 f"torchvision cannot open {name} in {folder}: {error}. patchloom downloads nothing; "
                 f"put the set's files there first."
             ) from error
+    columns = _columns(where, name, opened, labels)
     if name.startswith("CIFAR"):
-        return _from_arrays(where, opened)
-    source = _from_files(where, root, opened)
+        return _from_arrays(where, opened, columns)
+    source = _from_files(where, root, opened, columns)
     return _as_annotated(source, root) if name == "INaturalist" and "all" in source.splits else source
+
+
+def _columns(where: str, name: str, opened: dict[str, Any], labels: Labels) -> tuple[str, ...]:
+    """The label columns asked for, or the default."""
+    version = str(getattr(next(iter(opened.values())), "version", ""))
+    levels = _LEVELS.get(f"{name} {version[:4]}") or _LEVELS.get(name, (DEFAULT_COLUMN,))
+    return levels[:1] if labels is None else choose_columns(where, levels, labels)
 
 
 def _options(name: str) -> dict[str, Any]:
@@ -115,28 +134,73 @@ def _annotated_files(file: Path) -> set[str]:
         raise PatchloomError(f"{file} cannot be read as annotations of iNaturalist: {error!r}.") from error
 
 
-def _from_arrays(where: str, opened: dict[str, Any]) -> Source:
-    class_names = next(iter(opened.values())).classes
-    splits = {
-        split: [Item(f"{split}/{number}", int(label)) for number, label in enumerate(data.targets)]
-        for split, data in opened.items()
-    }
-    return ArraySource({split: data.data for split, data in opened.items()}, where, class_names, splits)
-
-
-def _from_files(where: str, root: Path, opened: dict[str, Any]) -> FileSource:
-    found: dict[str, list[tuple[str, str]]] = {}
+def _from_arrays(where: str, opened: dict[str, Any], columns: tuple[str, ...]) -> Source:
+    class_names = {column: _cifar_class_names(next(iter(opened.values())), column) for column in columns}
+    splits = {}
     for split, data in opened.items():
-        names = _class_names(data)
+        per_column = [_cifar_labels(data, column) for column in columns]
+        targets: Iterable[Any] = per_column[0]
+        if len(columns) > 1:
+            targets = (dict(zip(columns, labels, strict=True)) for labels in zip(*per_column, strict=True))
+        splits[split] = [Item(f"{split}/{number}", target) for number, target in enumerate(targets)]
+    arrays = {split: data.data for split, data in opened.items()}
+    return ArraySource(arrays, where, class_names[columns[0]], splits, (), class_names)
+
+
+def _cifar_class_names(data: Any, column: str) -> list[str]:
+    if column != "coarse":
+        return list(data.classes)
+    return list(_unpickled(data, data.meta["filename"])["coarse_label_names"])
+
+
+def _cifar_labels(data: Any, column: str) -> list[int]:
+    if column != "coarse":
+        return [int(label) for label in data.targets]
+    files = [name for name, _ in (data.train_list if data.train else data.test_list)]
+    return [int(label) for name in files for label in _unpickled(data, name)["coarse_labels"]]
+
+
+def _unpickled(data: Any, file: str) -> dict[str, Any]:
+    """A file of CIFAR-100 that torchvision has compared with the checksum of the real one, and unpickled, before."""
+    path = Path(data.root, data.base_folder, file)
+    try:
+        return pickle.loads(path.read_bytes(), encoding="latin1")
+    except (OSError, pickle.UnpicklingError) as error:
+        raise PatchloomError(f"{path} cannot be read: {error}.") from error
+
+
+def _from_files(where: str, root: Path, opened: dict[str, Any], columns: tuple[str, ...]) -> FileSource:
+    found: Rows = {}
+    for split, data in opened.items():
+        names = list(zip(*(_names_by_label(data, column) for column in columns), strict=True))
         entries = (data[number] for number in range(len(data)))
         found[split] = [(Path(os.path.relpath(path, root)).as_posix(), names[int(label)]) for path, label in entries]
-    class_names = _class_names(next(iter(opened.values())))
+    first = next(iter(opened.values()))
+    class_names = {column: _level_names(first, column) for column in columns}
     splits = label_by_name(where, class_names, found)
-    return FileSource(root, where, class_names, splits, class_notes(class_names, splits))
+    main = class_names[columns[0]]
+    return FileSource(root, where, main, splits, class_notes(main, splits), class_names)
+
+
+def _level_names(data: Any, column: str) -> list[str]:
+    """The class names of a column of iNaturalist above its species, and otherwise those of the set itself."""
+    return list(data.categories_index[column]) if column in _index(data) else _class_names(data)
+
+
+def _names_by_label(data: Any, column: str) -> list[str]:
+    """For each label that the set itself gives, the name of its class in a column."""
+    if column not in _index(data):
+        return _class_names(data)
+    names = _level_names(data, column)
+    return [names[levels[column]] for levels in data.categories_map]
+
+
+def _index(data: Any) -> dict[str, Any]:
+    return getattr(data, "categories_index", {})
 
 
 def _class_names(data: Any) -> list[str]:
-    """Different names for different classes: ImageNet has two called crane."""
+    """Different names for different classes: names that classes share, as the two cranes of ImageNet, get their ids."""
     names = [
         ", ".join(name) if isinstance(name, tuple) else str(name)
         for name in (getattr(data, "classes", None) or data.all_categories)
