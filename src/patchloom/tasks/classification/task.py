@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from patchloom.data.loader import Batches, Order, Steps, TrainImages, test_batches, train_batches
+from patchloom.data.loader import Samples, eval_batches
 from patchloom.data.mixing import Mixing, erase, normalise, soft_targets
+from patchloom.data.order import Order, Steps
 from patchloom.data.sources import Source, spread
 from patchloom.data.splits import Split
-from patchloom.data.transforms import Augment
+from patchloom.data.transforms import Augment, OneView
+from patchloom.data.workers import Batches, load_batches
 from patchloom.inference.norms import branch_norms
 from patchloom.models.network import Network
 from patchloom.recipes.recipe import Recipe
@@ -40,10 +42,10 @@ class Classify:
     def batches(self, start: int, end: int) -> Batches:
         fields = {field.name: getattr(self.recipe, field.name) for field in dataclasses.fields(Augment)}
         augment = Augment(**{**fields, "flip": self.recipe.flip if self.source.flips else 0.0})
-        size, recipe = self.network.config.img_size, self.recipe
-        images = TrainImages(self.source, self.split.train, augment, size, recipe.seed)
+        view, recipe = OneView(augment, self.network.config.img_size), self.recipe
+        samples = Samples(self.source, self.split.train, view, recipe.seed, fast=augment.pixels == "fast")
         steps = Steps(self.order, start, end, self.processes.rank, self.processes.count)
-        return train_batches(images, steps, recipe.workers)
+        return load_batches(samples, steps, recipe.workers)
 
     def prepare(self, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
         """Normalised, erased, mixed images and their soft targets (B, classes)."""
@@ -70,7 +72,7 @@ class Classify:
     def _branch_norms(self, network: Network) -> dict[str, float]:
         """On some held-out images, or training images where none is held out; the same in every process."""
         items, how = spread(self.split.held_out or self.split.train, NORM_IMAGES), self.network.preprocessing
-        images, _ = next(iter(test_batches(self.source, range(len(items)), items, how, len(items), 0)))
+        images, _ = next(iter(eval_batches(self.source, range(len(items)), items, how, len(items), 0)))
         return branch_norms(network, normalise(images.to(self.processes.device), how.mean, how.std))
 
     def scores(self, network: Network, after_batch: Callable[[], None] = lambda: None) -> Scores:
