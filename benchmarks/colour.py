@@ -31,7 +31,8 @@ import torch
 import patchloom
 from patchloom.compat import import_timm
 from patchloom.console import Console
-from patchloom.data.sources import open_source, split_source
+from patchloom.data.opening import open_source
+from patchloom.data.splits import split_source
 from patchloom.models.registry import build
 from patchloom.recipes.networks import network_config
 from patchloom.runs.config import Job, plan_job

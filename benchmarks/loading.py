@@ -21,10 +21,12 @@ import script
 from patchloom.benching.timing import ratio
 from patchloom.compat import import_timm
 from patchloom.data import jpeg, native
-from patchloom.data.loader import Order, Steps, TrainImages, train_batches
+from patchloom.data.loader import Samples
 from patchloom.data.mixing import normalise
-from patchloom.data.sources import open_source
-from patchloom.data.transforms import Augment
+from patchloom.data.opening import open_source
+from patchloom.data.order import Order, Steps
+from patchloom.data.transforms import Augment, OneView
+from patchloom.data.workers import load_batches
 from patchloom.models.preprocessing import Preprocessing
 
 HOW = Preprocessing()
@@ -64,12 +66,13 @@ def ours(folder: str, options: argparse.Namespace, pixels: str) -> Epoch:
     items = source.items()
     items = [items[i % len(items)] for i in range(options.images)]
     augment = Augment(augmentation="three", color_jitter=0.3, pixels=pixels)
-    images = TrainImages(source, items, augment, (options.size, options.size), seed=0)
+    view = OneView(augment, (options.size, options.size))
+    images = Samples(source, items, view, seed=0, fast=augment.pixels == "fast")
     order = Order(len(items), options.batch)
 
     def epoch() -> int:
         steps = Steps(order, 0, order.steps_per_epoch)
-        batches = (normalise(batch, HOW.mean, HOW.std) for batch, _ in train_batches(images, steps, options.workers))
+        batches = (normalise(batch, HOW.mean, HOW.std) for batch, _ in load_batches(images, steps, options.workers))
         return sum(len(batch) for batch in batches)
 
     return epoch

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import patchloom
-from patchloom.data.sources import open_source
+from patchloom.data.opening import open_source
 
 
 def main(run: Path) -> None:

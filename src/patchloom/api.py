@@ -7,7 +7,7 @@ from os import PathLike
 from typing import Any
 
 from patchloom.console import Console
-from patchloom.data.sources import Splits
+from patchloom.data.splits import Splits
 from patchloom.recipes.recipe import Recipe
 from patchloom.runs.launch import launch
 from patchloom.tasks.classification.config import DistillationConfig

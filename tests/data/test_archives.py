@@ -17,8 +17,10 @@ from sklearn.datasets import load_digits
 
 import patchloom.compat  # noqa: F401 - before torchvision
 from patchloom import PatchloomError
+from patchloom.data.opening import open_source
 from patchloom.data.scan import find_unreadable
-from patchloom.data.sources import Item, Source, Splits, open_source, split_source
+from patchloom.data.sources import Item, Source
+from patchloom.data.splits import Splits, split_source
 
 DIGITS = np.round(load_digits().images * (255 / 16)).astype(np.uint8)
 
@@ -339,7 +341,7 @@ def test_a_saved_table_with_columns_to_choose_from(tmp_path: Path) -> None:
     assert open_source(f"hf:{tmp_path / 'set'}", labels="genus").class_names == ("a", "b")
     with pytest.raises(PatchloomError, match=r"no label column 'family'.*label, genus"):
         open_source(f"hf:{tmp_path / 'set'}", labels="family")
-    with pytest.raises(PatchloomError, match="is no folder"):
+    with pytest.raises(PatchloomError, match="is not a folder"):
         open_source(f"hf:{tmp_path / 'none'}")
     (tmp_path / "empty").mkdir()
     with pytest.raises(PatchloomError, match="save_to_disk"):

@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 
 from patchloom.cli.main import main
 from patchloom.data.check import check_data, difference_hash, near_duplicates
-from patchloom.data.sources import open_source
+from patchloom.data.opening import open_source
 
 DIGITS = np.round(load_digits().images * (255 / 16)).astype(np.uint8)
 

@@ -16,8 +16,9 @@ from PIL import Image, features
 from patchloom import PatchloomError
 from patchloom.data.check import check_data
 from patchloom.data.images import NOTE, read_image, to_rgb
+from patchloom.data.listing import label_by_name
+from patchloom.data.opening import open_source
 from patchloom.data.scan import find_unreadable
-from patchloom.data.sources import label_by_name, open_source
 from patchloom.install import pip_install
 
 HEIC = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic"
@@ -86,7 +87,7 @@ def test_names_that_name_nothing_are_refused(tmp_path: Path) -> None:
         with pytest.raises(PatchloomError, match=words):
             open_source(where)
     with pytest.raises(PatchloomError, match="several classes named 'ant'"):
-        label_by_name("hf:data", ["ant", "bee", "ant"], {"all": [("0", "ant")]})
+        label_by_name("hf:data", {"label": ["ant", "bee", "ant"]}, {"all": [("0", ("ant",))]})
 
 
 def test_heic_and_avif_photos_are_read(tmp_path: Path) -> None:
@@ -98,7 +99,9 @@ def test_heic_and_avif_photos_are_read(tmp_path: Path) -> None:
         photo().save(tmp_path / "ant" / "a.avif", quality=95)
     (tmp_path / "bee" / "torn.heic").write_bytes(HEIC + bytes(200))
     source = open_source(tmp_path)
-    assert find_unreadable(source, source.items()) == {"bee/torn.heic": "a damaged HEIF photo, says pillow-heif"}
+    assert find_unreadable(source, source.items()) == {
+        "bee/torn.heic": "a HEIF photo that pillow-heif cannot read: it is damaged"
+    }
     for item in source.items()[:3]:
         if not item.key.endswith("png"):
             assert np.abs(np.asarray(source.read(item), int) - np.asarray(photo(), int)).mean() < 6, item.key
@@ -113,7 +116,7 @@ def test_photos_that_need_a_package_are_counted_with_the_command(tmp_path: Path)
 import sys
 sys.modules["pillow_heif"] = None  # as where it is not installed
 from patchloom.data.decoding import decode
-from patchloom.data.sources import open_source
+from patchloom.data.opening import open_source
 source = open_source({str(root)!r})
 print(source.class_names, *source.notes, sep="\\n")
 try:
@@ -137,7 +140,7 @@ def test_16_bits_are_scaled_by_what_they_hold() -> None:
     for top, note in ((65535, False), (4095, True), (255, False)):
         values = np.tile(np.linspace(0, top, 64).round().astype(np.uint16), (8, 1))
         image = to_rgb(Image.fromarray(values))
-        assert np.abs(np.asarray(image)[..., 0].astype(float) - values * 255 / top).max() <= 1
+        assert np.abs(np.asarray(image)[..., 0].astype(float) - values.astype(float) * 255 / top).max() <= 1
         assert (NOTE in image.info) is note
 
 
@@ -168,8 +171,8 @@ def test_float_and_32_bit_images_keep_their_shades(tmp_path: Path, values: np.nd
     image = read_image(tmp_path / "deep.tif")
     shades = np.asarray(image)[..., 0].astype(int)
     assert np.abs(shades - RAMP * 255).max() <= 1
-    assert image.info.get("note", "").startswith(note or "")
-    assert ("note" in image.info) == (note is not None)
+    assert image.info.get(NOTE, "").startswith(note or "")
+    assert (NOTE in image.info) == (note is not None)
 
 
 def test_images_without_a_range_are_refused(tmp_path: Path) -> None:

@@ -19,10 +19,12 @@ from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from patchloom.data import native
 from patchloom.data.decoding import decode
 from patchloom.data.images import to_image
-from patchloom.data.loader import Order, Steps, TrainImages, train_batches
+from patchloom.data.loader import Samples
 from patchloom.data.mixing import normalise
+from patchloom.data.order import Order, Steps
 from patchloom.data.sources import FileSource, Item
-from patchloom.data.transforms import Augment, pad_and_crop, simple_random_crop
+from patchloom.data.transforms import Augment, OneView, pad_and_crop, simple_random_crop
+from patchloom.data.workers import load_batches
 from patchloom.kernels import libraries
 
 BICUBIC, BILINEAR = Image.Resampling.BICUBIC, Image.Resampling.BILINEAR
@@ -189,12 +191,12 @@ def test_training_images_are_those_of_pillow_alone(
     paths = photos[::3]
     source = FileSource(paths[0].parents[1], "photos", ["a"], {})
     items = [Item(str(path), 0) for path in paths]
-    images = TrainImages(source, items, augment, (96, 112), seed=3)
+    images = Samples(source, items, OneView(augment, (96, 112)), seed=3)
     order = Order(len(items), 15)
-    batches = [batch for batch, _ in train_batches(images, Steps(order, 0, order.steps_per_epoch), 2)]
+    batches = [batch for batch, _ in load_batches(images, Steps(order, 0, order.steps_per_epoch), 2)]
     monkeypatch.setattr("patchloom.data.native.available", lambda: False)
     monkeypatch.setattr("patchloom.data.jpeg.available", lambda: False)
-    plain = [batch for batch, _ in train_batches(images, Steps(order, 0, order.steps_per_epoch), 0)]
+    plain = [batch for batch, _ in load_batches(images, Steps(order, 0, order.steps_per_epoch), 0)]
     assert len(batches) == len(plain) == 3
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(batches, plain, strict=True))
 

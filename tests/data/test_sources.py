@@ -16,8 +16,10 @@ from sklearn.datasets import load_digits
 
 from patchloom import PatchloomError
 from patchloom.data.decoding import UnreadableImage, decode
+from patchloom.data.opening import open_source
 from patchloom.data.scan import find_unreadable
-from patchloom.data.sources import Item, Source, Splits, open_source, split_source
+from patchloom.data.sources import Item, Source
+from patchloom.data.splits import Splits, split_source
 
 DIGITS = np.round(load_digits().images * (255 / 16)).astype(np.uint8)
 
@@ -217,7 +219,7 @@ def test_mistakes_show_what_was_found_and_what_is_expected(tmp_path: Path) -> No
     assert "'photos'" in message(tmp_path / "fotos")
     write(tmp_path / "photos" / "1.png")
     assert "has 1 image, such as 1.png, but no class folders" in message(tmp_path / "photos")
-    assert "no CSV manifest" in message(tmp_path / "photos" / "1.png")
+    assert "not a CSV manifest" in message(tmp_path / "photos" / "1.png")
     write(tmp_path / "flat" / "train" / "1.png")
     write(tmp_path / "flat" / "val" / "1.png")
     assert "train/1.png" in message(tmp_path / "flat")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from patchloom.data.sources import Splits
+from patchloom.data.splits import Splits
 from patchloom.errors import PatchloomError
 from patchloom.layers.residual import DropPath
 from patchloom.models.network import Network

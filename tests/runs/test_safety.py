@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from patchloom.console import Console
-from patchloom.data.sources import open_source
+from patchloom.data.opening import open_source
 from patchloom.errors import InterruptedWork, PatchloomError
 from patchloom.recipes.registry import find_recipe
 from patchloom.runs import launch as carry_out

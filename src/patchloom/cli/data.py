@@ -64,7 +64,7 @@ def add_data_options(parser: argparse.ArgumentParser) -> None:
 
 def check(options: argparse.Namespace) -> None:
     from patchloom.data.check import check_data
-    from patchloom.data.sources import open_source  # torch is imported only here
+    from patchloom.data.opening import open_source  # torch is imported only here
 
     report = check_data(open_source(options.data, options.labels), _progress if sys.stderr.isatty() else None)
     print_json(report) if options.json else print_lines(*_summary(report))
@@ -76,7 +76,7 @@ def _progress(done: int, total: int) -> None:
 
 def _summary(report: dict[str, Any]) -> list[str]:
     from patchloom.data.check import ACROSS, pair_lines
-    from patchloom.data.sources import count
+    from patchloom.text import count
 
     splits = ", ".join(f"{name} {number}" for name, number in report["splits"].items() if name != "all")
     classes = count(len(report["classes"]), "class", "classes")

@@ -15,8 +15,10 @@ from PIL import Image
 from patchloom.data.decoding import decode, open_header
 from patchloom.data.images import NOTE
 from patchloom.data.scan import Progress, in_threads, pixel_digest, reason_of, scaled_notes
-from patchloom.data.sources import Item, Source, count, split_source
+from patchloom.data.sources import Item, Source
+from patchloom.data.splits import split_source
 from patchloom.errors import PatchloomError
+from patchloom.text import count
 
 SHOWN = 10  # pairs of duplicates before the rest is counted
 ACROSS = "duplicate images on both sides of the split"
@@ -29,7 +31,7 @@ _MANY = 1000  # hashes that share a part, from which on not all are compared wit
 class _Facts:
     key: str
     split: str
-    label: int
+    label: int | None
     width: int
     height: int
     mode: str
@@ -81,7 +83,8 @@ def _look_at_all(source: Source, progress: Progress | None, workers: int) -> tup
         if isinstance(found, str):
             unreadable.append({"path": item.key, "reason": found})
         else:
-            facts.append(_Facts(item.key, split, item.label, *found))
+            label = item.label if source.labelled else None
+            facts.append(_Facts(item.key, split, label, *found))
     return facts, unreadable
 
 

@@ -1,4 +1,4 @@
-"""Folders of classes, with or without folders of splits above them."""
+"""Folders with one subfolder per class, with or without folders of splits above them, and folders without classes."""
 
 from __future__ import annotations
 
@@ -8,18 +8,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from patchloom.data.decoding import EXTENSIONS, unreadable_extensions
-from patchloom.data.sources import (
-    LAYOUTS,
-    SPLIT_NAMES,
-    FileSource,
-    Item,
-    Source,
-    class_notes,
-    count,
-    label_by_name,
-    some,
-)
+from patchloom.data.listing import LAYOUTS, SPLIT_NAMES, Rows, class_notes, label_by_name
+from patchloom.data.sources import DEFAULT_COLUMN, FileSource, Item, Source
 from patchloom.errors import PatchloomError
+from patchloom.text import count, some
 
 _LEFTOVERS = frozenset({"__MACOSX", "@eaDir"})  # hidden folders by another name: macOS archives, Synology disks
 
@@ -27,7 +19,7 @@ _LEFTOVERS = frozenset({"__MACOSX", "@eaDir"})  # hidden folders by another name
 class _Walk:
     """The image files of class folders, each real folder visited once, whatever symbolic links say.
 
-    Real folders come first and links to folders after them, so that what is found does not hang on the order of names.
+    Real folders come before links to folders, so that what is found does not depend on the order of names.
     """
 
     def __init__(self, root: Path) -> None:
@@ -114,23 +106,50 @@ def _folders(folder: Path) -> list[Path]:
     return [Path(entry.path) for entry in _visible(folder) if _is_folder(entry)]
 
 
-def open_folder(where: str, root: Path) -> Source:
+def open_folder(where: str, root: Path, targets: str = "class") -> Source:
+    """The images below a folder, with the name of the folder they lie in as their class.
+
+    With targets "none", images outside class folders are taken too, and then no image has a class.
+    """
     split_folders = _split_folders(where, root)
     notes = []
     if split_folders:
         unused = [folder.name for folder in _folders(root) if folder not in split_folders.values()]
         if unused:
             notes.append(f"Folders beside the splits left aside: {', '.join(unused)}.")
-    walks = {split: _walk(root, folder) for split, folder in (split_folders or {"all": root}).items()}
-    if not any(files for walk in walks.values() for files in walk.files.values()):
+    folders = split_folders or {"all": root}
+    walks = {split: _walk(root, folder) for split, folder in folders.items()}
+    found = _rows(walks)
+    if targets == "none":
+        found = _with_strays(root, folders, walks, found)
+    if not any(found.values()):
         skipped = [note for walk in walks.values() for note in walk.skipped()]
         raise PatchloomError(_nothing_found(where, root), *LAYOUTS, *skipped)
-    class_names = _class_names(walks, notes)
-    found = {split: [(key, name) for name, keys in walk.files.items() for key in keys] for split, walk in walks.items()}
-    splits = label_by_name(where, class_names, found)
-    for split, folder in (split_folders or {"all": root}).items():
-        notes += [*walks[split].notes(), *_stray_notes(folder)]
+    labelled = all(names for rows in found.values() for _, names in rows)
+    class_names = _class_names(walks, notes) if labelled else []
+    columns = {DEFAULT_COLUMN: class_names} if labelled else {}
+    splits = label_by_name(where, columns, found)
+    for split, folder in folders.items():
+        notes += [*walks[split].notes(), *(_stray_notes(folder) if labelled else ())]
     return FileSource(root, where, class_names, _filled(splits, notes), [*notes, *class_notes(class_names, splits)])
+
+
+def _rows(walks: dict[str, _Walk]) -> Rows:
+    return {
+        split: [(key, (name,)) for name, keys in walk.files.items() for key in keys] for split, walk in walks.items()
+    }
+
+
+def _with_strays(root: Path, folders: dict[str, Path], walks: dict[str, _Walk], found: Rows) -> Rows:
+    """All images without their classes, if some lie outside class folders, or in classes that training lacks."""
+    strays = {
+        split: [(folder / name).relative_to(root).as_posix() for name in _images_in(folder)]
+        for split, folder in folders.items()
+    }
+    trained = set(_class_names(walks, []))
+    if not any(strays.values()) and all(names[0] in trained for rows in found.values() for _, names in rows):
+        return found
+    return {split: [(key, ()) for key in (*strays[split], *(key for key, _ in found[split]))] for split in folders}
 
 
 def _class_names(walks: dict[str, _Walk], notes: list[str]) -> list[str]:

@@ -20,7 +20,9 @@ FILTERS = {
     "lanczos": Image.Resampling.LANCZOS,
 }
 
-Picture = Image.Image | np.ndarray | Encoded  # RGB of Pillow's, (height, width, 4) uint8 RGBX, or a JPEG
+# an RGB image of Pillow's, an array (height, width, 4) uint8 RGBX, a JPEG, or a tensor (C, height, width) of a user's
+# own dataset, which every step passes on as it is
+Picture = Image.Image | np.ndarray | Encoded | Tensor
 NOTE = "patchloom note"  # of an image's info
 LONGEST = 100  # times as long as wide: resized by its shorter side, a thin line would grow without bound
 
@@ -74,6 +76,13 @@ def _to_8_bits(values: np.ndarray) -> tuple[np.ndarray, str | None]:
     return np.rint(scaled).clip(0, 255).astype(np.uint8), f"values from {low:g} to {high:g} scaled to 8 bits"
 
 
+def as_image(picture: Image.Image | np.ndarray | Encoded) -> Image.Image:
+    """A picture in any form as an RGB image of Pillow's."""
+    if isinstance(picture, Image.Image):
+        return picture
+    return picture.whole() if isinstance(picture, Encoded) else to_image(picture)
+
+
 def to_image(picture: np.ndarray) -> Image.Image:
     """An array RGBX as an image of Pillow's."""
     height, width = picture.shape[:2]
@@ -89,14 +98,21 @@ def prepare(image: Image.Image, how: Preprocessing) -> Tensor:
     return torch.from_numpy(normalised).permute(2, 0, 1)[None].contiguous()
 
 
-def resize_and_crop(image: Image.Image, how: Preprocessing) -> Image.Image:
-    """Resized so that the centre crop of `how.img_size` covers `how.crop_ratio` of it along the tighter side."""
-    height, width = how.img_size
-    covered = (int(height / how.crop_ratio), int(width / how.crop_ratio))
+def crop(picture: Picture, preprocessing: Preprocessing) -> np.ndarray | Tensor:
+    """The pixels that evaluation sees of a picture, (height, width, 3) uint8; a tensor is used as it is."""
+    if isinstance(picture, Tensor):
+        return picture
+    return np.asarray(resize_and_crop(as_image(picture), preprocessing))
+
+
+def resize_and_crop(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
+    """The image, resized so that its centre crop of `img_size` covers `crop_ratio` of it along the tighter side."""
+    height, width = preprocessing.img_size
+    covered = (int(height / preprocessing.crop_ratio), int(width / preprocessing.crop_ratio))
     if covered[0] * image.width >= covered[1] * image.height:  # the height is the tighter side
         size = (covered[0] * image.width // image.height, covered[0])
     else:
         size = (covered[1], covered[1] * image.height // image.width)
-    resized = image.resize(size, FILTERS[how.interpolation])
+    resized = image.resize(size, FILTERS[preprocessing.interpolation])
     left, top = round((size[0] - width) / 2), round((size[1] - height) / 2)
     return resized.crop((left, top, left + width, top + height))

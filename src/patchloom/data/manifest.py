@@ -8,44 +8,64 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from patchloom.data.sources import (
+from patchloom.data.listing import (
     LAYOUTS,
     SPLIT_NAMES,
-    FileSource,
+    Labels,
+    Row,
     Rows,
-    Source,
+    choose_columns,
+    class_columns,
     class_notes,
-    count,
     label_by_name,
 )
-from patchloom.errors import PatchloomError, did_you_mean
+from patchloom.data.sources import FileSource, Source
+from patchloom.errors import PatchloomError
+from patchloom.text import count
 
 
-def open_manifest(where: str, path: Path, labels: str | None) -> Source:
+def open_manifest(where: str, path: Path, labels: Labels = None, targets: str = "class") -> Source:
+    """The images that a CSV file lists, with one or several columns of labels."""
     if path.suffix.lower() != ".csv":
-        raise PatchloomError(f"{where} is a file, but no CSV manifest (FILE.csv).", *LAYOUTS)
+        raise PatchloomError(f"{where} is a file, but not a CSV manifest (FILE.csv).", *LAYOUTS)
     rows, header = _read_rows(where, path)
-    column = label_column(where, [name for name in header if name not in ("path", "split")], labels)
-    found: dict[str, list[tuple[str, str]]] = defaultdict(list)
-    seen: dict[str, tuple[str, int]] = {}
+    available = [name for name in header if name not in ("path", "split")]
+    chosen, notes = _label_columns(where, rows, available, labels, targets)
+    found: dict[str, list[Row]] = defaultdict(list)
+    seen: dict[str, tuple[tuple[str, ...], int]] = {}
     counted: set[tuple[str, str]] = set()
     for line, row in rows:
-        key, name, split = _manifest_row(where, path, line, row, column, "split" in header)
-        before, at = seen.setdefault(key, (name, line))
-        if before != name:
-            raise PatchloomError(f"{where}: {key} is {before!r} in line {at} and {name!r} in line {line}.")
+        key, names, split = _manifest_row(where, path, line, row, chosen, "split" in header)
+        before, at = seen.setdefault(key, (names, line))
+        if before != names:
+            was, now = (", ".join(map(repr, some)) for some in (before, names))
+            raise PatchloomError(f"{where}: {key} is {was} in line {at} and {now} in line {line}.")
         if (split, key) not in counted:
             counted.add((split, key))
-            found[split].append((key, name))
+            found[split].append((key, names))
     if not found:
         raise PatchloomError(f"{where} has a header and no rows.")
     in_order: Rows = {split: found[split] for split in ("train", "val", "test", "all") if split in found}
-    trained = in_order.get("train") or [row for rows_ in in_order.values() for row in rows_]
-    class_names = sorted({name for _, name in trained})
-    splits = label_by_name(where, class_names, in_order)
-    repeated = len(rows) - len(counted)
-    notes = [f"{count(repeated, 'row')} repeated an earlier one and counted once."] if repeated else []
-    return FileSource(path.parent, where, class_names, splits, [*notes, *class_notes(class_names, splits)])
+    columns = class_columns(chosen, in_order, sorted)
+    splits = label_by_name(where, columns, in_order)
+    class_names = next(iter(columns.values()), [])
+    if repeated := len(rows) - len(counted):
+        notes.append(f"{count(repeated, 'row')} repeated an earlier one and counted once.")
+    notes += class_notes(class_names, splits)
+    return FileSource(path.parent, where, class_names, splits, notes, columns)
+
+
+def _label_columns(
+    where: str, rows: list[tuple[int, dict[str, str]]], available: list[str], labels: Labels, targets: str
+) -> tuple[tuple[str, ...], list[str]]:
+    """The columns of labels, and notes. A column that nobody asked for by name may have gaps with targets "none"."""
+    chosen = choose_columns(where, available, labels, targets)
+    if targets == "none" and labels is None:
+        if gaps := sum(not row[name].strip() for _, row in rows for name in chosen):
+            return (), [f"{count(gaps, 'row')} without a value for {chosen[0]!r}: the labels are not used."]
+        if len(available) > 1:
+            return (), [f"Columns {', '.join(available)}: none was chosen with --labels, so no labels are used."]
+    return chosen, []
 
 
 def _read_rows(where: str, path: Path) -> tuple[list[tuple[int, dict[str, str]]], list[str]]:
@@ -82,24 +102,11 @@ def _check_header_row(where: str, header: list[str]) -> None:
         raise PatchloomError(f"{where} has the column {twice[0]!r} more than once.")
 
 
-def label_column(where: str, columns: Sequence[str], labels: str | None) -> str:
-    """The column of labels: the one asked for, or the only one."""
-    listed = ", ".join(columns) or "none"
-    if labels is not None and labels not in columns:
-        raise PatchloomError(
-            f"{where} has no label column {labels!r}.{did_you_mean(labels, columns)} Label columns: {listed}."
-        )
-    if labels is not None:
-        return labels
-    if len(columns) != 1:
-        raise PatchloomError(f"{where} must say which column holds the labels (--labels COLUMN). Columns: {listed}.")
-    return columns[0]
-
-
 def _manifest_row(
-    where: str, path: Path, line: int, row: dict[str, str], column: str, has_split: bool
-) -> tuple[str, str, str]:
-    for name in ("path", column, *(["split"] if has_split else [])):
+    where: str, path: Path, line: int, row: dict[str, str], columns: Sequence[str], has_split: bool
+) -> tuple[str, tuple[str, ...], str]:
+    """Key, the name of the class in each column, and split."""
+    for name in ("path", *columns, *(["split"] if has_split else [])):
         if not row[name].strip():
             raise PatchloomError(f"{where}, line {line}: no value for {name!r}.")
     split = "all"
@@ -108,7 +115,7 @@ def _manifest_row(
         if said.lower() not in SPLIT_NAMES:
             raise PatchloomError(f"{where}, line {line}: split {said!r}; it must be train, val or test.")
         split = SPLIT_NAMES[said.lower()]
-    return _manifest_key(path.parent, row["path"].strip()), row[column].strip(), split
+    return _manifest_key(path.parent, row["path"].strip()), tuple(row[column].strip() for column in columns), split
 
 
 def _manifest_key(folder: Path, said: str) -> str:

@@ -1,6 +1,6 @@
 """Randomness as a function, not a history: every draw comes from a generator seeded by what it is for.
 
-What happens to image i in epoch e, repeat r depends on (run seed, e, i, r) alone, and what happens to batch s on (run
+View v of image i in epoch e, repeat r depends on (run seed, e, i, r, v) alone, and what happens to batch s on (run
 seed, s): not on the number of workers, on prefetching, or on where a run was cut and resumed.
 """
 
@@ -19,6 +19,16 @@ def seed_of(*parts: int | str) -> int:
     numbers = [int.from_bytes(part.encode(), "little") if isinstance(part, str) else part for part in parts]
     low, high = np.random.SeedSequence(numbers).generate_state(2)
     return (int(high) << 32 | int(low)) >> 1
+
+
+def sample_seed(seed: int, epoch: int, image: int, repeat: int = 0) -> int:
+    """The seed of one training sample: image i of epoch e, repeat r, in a run with this seed."""
+    return seed_of(seed, epoch, image, repeat, "image")
+
+
+def view_seed(seed: int, view: int) -> int:
+    """The seed of one of several views of a sample; the first view has the sample's own."""
+    return seed if view == 0 else seed_of(seed, view, "view")
 
 
 def torch_generator(*parts: int | str) -> torch.Generator:

@@ -13,8 +13,9 @@ from PIL import Image
 from patchloom.console import Console
 from patchloom.data.decoding import UnreadableImage
 from patchloom.data.images import NOTE
-from patchloom.data.sources import Item, Source, count, some
+from patchloom.data.sources import Item, Source
 from patchloom.errors import PatchloomError
+from patchloom.text import count, some
 
 Progress = Callable[[int, int], None]
 _Result = TypeVar("_Result")

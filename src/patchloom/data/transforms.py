@@ -14,21 +14,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib import import_module
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
+from torch import Tensor
 
 from patchloom.compat import import_timm
 from patchloom.data import native
 from patchloom.data.images import FILTERS, Picture, to_image
 from patchloom.data.jpeg import Box, Encoded
 from patchloom.data.parts import THREE_AUGMENT
-from patchloom.data.randomness import seeded_globals
+from patchloom.data.randomness import seeded_globals, view_seed
+from patchloom.data.sources import Item
 
 FILL = (124, 116, 104)  # ImageNet's mean colour, behind what geometric moves leave empty
 Size = tuple[int, int]
-Drawn = Image.Image | np.ndarray  # in Pillow's hands, or RGBX in C++'s
+Drawn = Image.Image | np.ndarray  # an image of Pillow's, or an array RGBX for the steps in C++
+Still = Drawn | Encoded  # the same before its crop, perhaps still encoded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,16 +49,18 @@ class Augment:
     interpolation: str = "bicubic"
     pixels: str = "exact"
 
-    def __call__(self, image: Picture, size: Size, seed: int) -> np.ndarray:
-        """An image as (height, width, 3) uint8 of `size`."""
-        draw, how = random.Random(seed), FILTERS[self.interpolation]
-        image = _in_hand(image, how)
+    def __call__(self, picture: Picture, size: Size, seed: int) -> np.ndarray | Tensor:
+        """A picture as (height, width, 3) uint8 of `size`; a tensor is used as it is."""
+        if isinstance(picture, Tensor):
+            return picture
+        draw, resampling = random.Random(seed), FILTERS[self.interpolation]
+        image = _in_hand(picture, resampling)
         if self.crop == "rrc":
-            image = random_resized_crop(image, size, draw, how, self.crop_scale)
+            image = random_resized_crop(image, size, draw, resampling, self.crop_scale)
         elif self.crop == "pad":
-            image = pad_and_crop(image, size, draw, how)
+            image = pad_and_crop(image, size, draw, resampling)
         else:
-            image = simple_random_crop(image, size, draw, how, one_axis=self.crop == "src_axis")
+            image = simple_random_crop(image, size, draw, resampling, one_axis=self.crop == "src_axis")
         if draw.random() < self.flip:
             image = native.mirror(image) if isinstance(image, np.ndarray) else ImageOps.mirror(image)
         if self.affine:
@@ -71,17 +76,46 @@ class Augment:
         return native.pack(image) if isinstance(image, np.ndarray) else np.asarray(image)
 
 
-def _in_hand(image: Picture, how: Image.Resampling) -> Picture:
+class Augmentation(Protocol):
+    """What turns a picture into a training image of `size`, drawn from `seed`: `Augment`, or a user's own."""
+
+    def __call__(self, picture: Picture, size: Size, seed: int) -> np.ndarray | Tensor: ...
+
+
+@dataclass(frozen=True)
+class OneView:
+    """A transform for `Samples`: one augmented image (height, width, 3) uint8, and its label."""
+
+    augment: Augmentation
+    size: Size
+
+    def __call__(self, picture: Picture, item: Item, seed: int) -> tuple[np.ndarray | Tensor, int]:
+        return self.augment(picture, self.size, seed), item.label
+
+
+@dataclass(frozen=True)
+class Views:
+    """A transform for `Samples`: several images of one picture, each with an augmentation and size of its own, drawn
+    independently, and the target of the item."""
+
+    views: tuple[tuple[Augmentation, Size], ...]
+
+    def __call__(self, picture: Picture, item: Item, seed: int) -> tuple[tuple[np.ndarray | Tensor, ...], Any]:
+        images = (augment(picture, size, view_seed(seed, i)) for i, (augment, size) in enumerate(self.views))
+        return tuple(images), item.target
+
+
+def _in_hand(image: Still, resampling: Image.Resampling) -> Still:
     """An image in the form that the steps take: C++'s where it can do them, else Pillow's; or still encoded."""
     if isinstance(image, Encoded):
         return image
-    if _is_native(how):
+    if _is_native(resampling):
         return np.asarray(image)
     return _as_image(image)
 
 
-def _is_native(how: Image.Resampling) -> bool:
-    return native.available() and how in native.CUBIC
+def _is_native(resampling: Image.Resampling) -> bool:
+    return native.available() and resampling in native.CUBIC
 
 
 def _as_image(image: Drawn) -> Image.Image:
@@ -89,7 +123,7 @@ def _as_image(image: Drawn) -> Image.Image:
 
 
 def random_resized_crop(
-    image: Picture, size: Size, draw: random.Random, how: Image.Resampling, least: float = 0.08
+    image: Still, size: Size, draw: random.Random, resampling: Image.Resampling, least: float = 0.08
 ) -> Drawn:
     """A crop of an area U(least, 1) and a log-uniform aspect 3/4 to 4/3, ten tries, then the centre; resized."""
     width, height = _sides(image)
@@ -103,11 +137,11 @@ def random_resized_crop(
     else:
         w, h = min(width, round(height * 4 / 3)), min(height, round(width * 4 / 3))
         left, top = (width - w) // 2, (height - h) // 2
-    return _resized(image, (left, top, left + w, top + h), size, how)
+    return _resized(image, (left, top, left + w, top + h), size, resampling)
 
 
 def simple_random_crop(
-    image: Picture, size: Size, draw: random.Random, how: Image.Resampling, pad: int = 4, one_axis: bool = False
+    image: Still, size: Size, draw: random.Random, resampling: Image.Resampling, pad: int = 4, one_axis: bool = False
 ) -> Drawn:
     """DeiT III's simple random crop: the shorter side to S, four pixels of reflection all round, an S x S crop.
 
@@ -115,7 +149,7 @@ def simple_random_crop(
     x-axis only, in the middle of the height.
     """
     height, width = size
-    resized, to_size = _covering(image, size, how)
+    resized, to_size = _covering(image, size, resampling)
     pad = min(pad, min(to_size) - 1)
     spare = to_size[0] + 2 * pad - height
     top = spare // 2 if one_axis else draw.randint(0, spare)
@@ -127,39 +161,43 @@ def simple_random_crop(
     return Image.fromarray(np.asarray(resized)[np.ix_(rows, columns)])
 
 
-def pad_and_crop(image: Picture, size: Size, draw: random.Random, how: Image.Resampling, pad: int = 4) -> Drawn:
+def pad_and_crop(image: Still, size: Size, draw: random.Random, resampling: Image.Resampling, pad: int = 4) -> Drawn:
     """Four black pixels all round, then an S x S crop: the published code's crop of 32-pixel images (CIFAR).
 
     An image whose shorter side is not S is resized to it first; one of S pixels keeps its pixels.
     """
     height, width = size
-    resized, to_size = _covering(image, size, how)
+    resized, to_size = _covering(image, size, resampling)
     top, left = draw.randint(0, to_size[0] + 2 * pad - height), draw.randint(0, to_size[1] + 2 * pad - width)
     padded = np.pad(np.asarray(resized), ((pad, pad), (pad, pad), (0, 0)))
     crop = np.ascontiguousarray(padded[top : top + height, left : left + width])
     return crop if isinstance(resized, np.ndarray) else Image.fromarray(crop)
 
 
-def _covering(image: Picture, size: Size, how: Image.Resampling) -> tuple[Drawn, Size]:
+def _covering(image: Still, size: Size, resampling: Image.Resampling) -> tuple[Drawn, Size]:
     """The whole image resized so that it just covers `size`, and its own size."""
     (height, width), (from_width, from_height) = size, _sides(image)
     scale = max(height / from_height, width / from_width)
     to_size = (max(height, int(from_height * scale)), max(width, int(from_width * scale)))
-    return _resized(image, (0, 0, from_width, from_height), to_size, how), to_size
+    return _resized(image, (0, 0, from_width, from_height), to_size, resampling), to_size
 
 
-def _sides(image: Picture) -> tuple[int, int]:
+def _sides(image: Still) -> tuple[int, int]:
     """Width and height."""
     return (image.shape[1], image.shape[0]) if isinstance(image, np.ndarray) else (image.width, image.height)
 
 
-def _resized(image: Picture, box: Box, size: Size, how: Image.Resampling) -> Drawn:
+def _resized(image: Still, box: Box, size: Size, resampling: Image.Resampling) -> Drawn:
     """A box of an image at another size."""
     if isinstance(image, Image.Image):
-        return image.crop(box).resize((size[1], size[0]), how)
+        return image.crop(box).resize((size[1], size[0]), resampling)
     left, top, right, bottom = box
     area = image.area(box, size) if isinstance(image, Encoded) else image[top:bottom, left:right]
-    return native.resize(area, size, how) if _is_native(how) else to_image(area).resize((size[1], size[0]), how)
+    return (
+        native.resize(area, size, resampling)
+        if _is_native(resampling)
+        else to_image(area).resize((size[1], size[0]), resampling)
+    )
 
 
 def small_affine(image: Image.Image, draw: random.Random, strength: float) -> Image.Image:

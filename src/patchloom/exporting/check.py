@@ -17,8 +17,8 @@ from torch import Tensor
 
 from patchloom.data.images import read_image, resize_and_crop, to_rgb
 from patchloom.data.mixing import normalise
+from patchloom.data.opening import open_source
 from patchloom.data.samples import find_samples
-from patchloom.data.sources import open_source
 from patchloom.errors import PatchloomError
 from patchloom.exporting.formats import Request, Runner
 from patchloom.inference.items import choose_items, held_out_by

@@ -8,8 +8,10 @@ from os import PathLike
 from pathlib import Path
 
 from patchloom.console import Console
+from patchloom.data.opening import open_source
 from patchloom.data.scan import find_unreadable, report_skipped
-from patchloom.data.sources import Item, Source, join_splits, open_source, split_names, split_source
+from patchloom.data.sources import Item, Source
+from patchloom.data.splits import join_splits, split_names, split_source
 from patchloom.errors import PatchloomError
 from patchloom.inference.intervals import few_images_warning
 from patchloom.inference.models import Model

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from patchloom.console import Console
-from patchloom.data.loader import test_batches
+from patchloom.data.loader import eval_batches
 from patchloom.data.mixing import normalise
 from patchloom.data.sources import Item, Source
 from patchloom.errors import PatchloomError
@@ -90,7 +90,7 @@ def embeddings(
     device = next(network.parameters()).device
     rows = [
         network.embed(normalise(images.to(device), how.mean, how.std)).float().cpu().numpy()
-        for images, _ in test_batches(source, range(len(items)), items, how, batch, workers)
+        for images, _ in eval_batches(source, range(len(items)), items, how, batch, workers)
     ]
     return np.concatenate(rows)
 

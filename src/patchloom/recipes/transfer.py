@@ -5,7 +5,7 @@ What the papers give is spread over their text and the answers of the authors; w
 
 from __future__ import annotations
 
-from patchloom.data.sources import Splits
+from patchloom.data.splits import Splits
 from patchloom.models.config import Config
 from patchloom.recipes.cait import cait
 from patchloom.recipes.cited import Cited, derive

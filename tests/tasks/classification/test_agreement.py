@@ -19,7 +19,7 @@ import patchloom
 from patchloom import PatchloomError
 from patchloom.cli.main import main
 from patchloom.data.images import resize_and_crop
-from patchloom.data.sources import open_source
+from patchloom.data.opening import open_source
 from patchloom.inference.items import open_items
 from patchloom.inference.probes import _knn, _linear, embeddings, probe
 from patchloom.tasks.classification.agreement import disagreement, disagreement_lines, draw_disagreement

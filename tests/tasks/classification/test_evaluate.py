@@ -12,7 +12,7 @@ from sklearn import metrics
 
 import patchloom
 from patchloom import PatchloomError
-from patchloom.data.sources import open_source
+from patchloom.data.opening import open_source
 from patchloom.kernels import native
 from patchloom.models.imagenet import imagenet_ids, imagenet_names
 from patchloom.tasks.classification.evaluate import real_accuracy, scores

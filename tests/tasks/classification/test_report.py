@@ -13,7 +13,8 @@ from PIL import Image
 
 import patchloom
 from patchloom.console import Console
-from patchloom.data.sources import open_source, split_source
+from patchloom.data.opening import open_source
+from patchloom.data.splits import split_source
 from patchloom.svg import MOST_CLASSES, heat_map, line_chart, most_confused, ticks
 from patchloom.tasks.classification.metrics import Scores
 from patchloom.tasks.classification.report import write_report

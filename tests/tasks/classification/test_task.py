@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 import patchloom
 from patchloom import PatchloomError
 from patchloom.console import Console
-from patchloom.data.sources import open_source
+from patchloom.data.opening import open_source
 from patchloom.errors import InterruptedWork, StoppedError
 from patchloom.runs.config import plan_job
 from patchloom.runs.launch import resume

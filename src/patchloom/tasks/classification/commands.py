@@ -129,7 +129,7 @@ def _plan_finetune(options: argparse.Namespace) -> Any:
 
 
 def _splits(options: argparse.Namespace) -> Any:
-    from patchloom.data.sources import Splits
+    from patchloom.data.splits import Splits
 
     return Splits(options.train_split, options.test_split, options.hold_out)
 

@@ -9,7 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
-from patchloom.data.sources import Splits
+from patchloom.data.splits import Splits
 from patchloom.errors import PatchloomError, did_you_mean
 from patchloom.models.config import Config
 from patchloom.models.preprocessing import Preprocessing

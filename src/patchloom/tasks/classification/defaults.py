@@ -8,7 +8,8 @@ from os import PathLike
 from statistics import median
 
 from patchloom.data.decoding import open_header
-from patchloom.data.sources import Source, open_source, spread
+from patchloom.data.opening import open_source
+from patchloom.data.sources import Source, spread
 from patchloom.errors import PatchloomError
 from patchloom.models.registry import find_config
 from patchloom.recipes.registry import FEW_IMAGES, find_recipe

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -143,4 +142,4 @@ def relabel(
         warnings.warn(message, stacklevel=2)
     elif message and console is not None:
         console.say(message)
-    return [dataclasses.replace(item, label=place[item.label]) for item in items]
+    return [item.with_label(place[item.label]) for item in items]

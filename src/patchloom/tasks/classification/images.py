@@ -10,8 +10,10 @@ from shlex import quote
 
 from patchloom.console import Console
 from patchloom.data.check import ACROSS, duplicates, pair_lines
+from patchloom.data.opening import open_source
 from patchloom.data.scan import find_unreadable, pixel_digest, report_skipped
-from patchloom.data.sources import Item, Source, Split, open_source, split_source
+from patchloom.data.sources import Item, Source
+from patchloom.data.splits import Split, split_source
 from patchloom.errors import PatchloomError
 from patchloom.inference.intervals import few_images_warning
 from patchloom.recipes.recipe import Recipe

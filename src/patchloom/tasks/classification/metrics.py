@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from patchloom.data.loader import test_batches
+from patchloom.data.loader import eval_batches
 from patchloom.data.mixing import normalise
 from patchloom.data.sources import Item, Source
 from patchloom.errors import PatchloomError
@@ -109,7 +109,7 @@ def score(
     padded = mine + [0] * (-(-len(items) // processes.count) - len(mine))
     rows = [np.empty((0, 5))]
     try:
-        with closing(test_batches(source, padded, items, how, batch, workers)) as batches:
+        with closing(eval_batches(source, padded, items, how, batch, workers)) as batches:
             for images, targets in batches:
                 x = normalise(images.to(processes.device), how.mean, how.std)
                 rows.append(_rows((answer or network)(x).float(), targets.to(processes.device)))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from patchloom.console import Console
-from patchloom.data.sources import Split, count, split_source
+from patchloom.data.splits import Split, split_source
 from patchloom.models.complexity import complexity
 from patchloom.models.config import Config
 from patchloom.models.registry import build
@@ -19,6 +19,7 @@ from patchloom.recipes.recipe import Recipe
 from patchloom.tasks.classification.images import Images, open_classes, open_images
 from patchloom.tasks.classification.setup import make_task
 from patchloom.tasks.spec import Context, RunConfig
+from patchloom.text import count
 from patchloom.training.loop import check_batch
 from patchloom.training.measure import measure_steps, rate_bars, time_text
 from patchloom.training.processes import Processes

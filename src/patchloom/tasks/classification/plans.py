@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from os import PathLike
 from typing import Any
 
-from patchloom.data.sources import Splits, open_source
+from patchloom.data.opening import open_source
+from patchloom.data.splits import Splits
 from patchloom.errors import PatchloomError
 from patchloom.models.config import Config
 from patchloom.models.registry import find_config

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from patchloom.data.sources import open_source
+from patchloom.data.opening import open_source
 from patchloom.recipes.networks import keep_scales
 from patchloom.recipes.registry import find_recipe, finetuning_recipe
 from patchloom.tasks.classification.plans import plan_finetuning, plan_training

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from patchloom.console import Console
-from patchloom.data.loader import Batches, Order, Steps, TrainImages, test_batches, train_batches
+from patchloom.data.loader import Samples, eval_batches
 from patchloom.data.mixing import Mixing, erase, normalise, soft_targets
+from patchloom.data.order import Order, Steps
 from patchloom.data.sources import spread
-from patchloom.data.transforms import Augment
+from patchloom.data.transforms import Augment, OneView
+from patchloom.data.workers import Batches, load_batches
 from patchloom.inference.norms import branch_norms
 from patchloom.models.network import Network
 from patchloom.recipes.recipe import Recipe
@@ -58,10 +60,10 @@ class Classification(Task):
         """(B, height, width, 3) uint8 images and (B,) labels."""
         fields = {field.name: getattr(self.recipe, field.name) for field in dataclasses.fields(Augment)}
         augment = Augment(**{**fields, "flip": self.recipe.flip if self.source.flips else 0.0})
-        size, recipe = self.network.config.img_size, self.recipe
-        images = TrainImages(self.source, self.split.train, augment, size, recipe.seed)
+        view, recipe = OneView(augment, self.network.config.img_size), self.recipe
+        samples = Samples(self.source, self.split.train, view, recipe.seed, fast=augment.pixels == "fast")
         steps = Steps(self.order, start, end, self.processes.rank, self.processes.count)
-        return train_batches(images, steps, recipe.workers)
+        return load_batches(samples, steps, recipe.workers)
 
     def mixed(self, batch: tuple[Tensor, Tensor], step: int, part: int) -> tuple[Tensor, Tensor]:
         """Normalised, erased, mixed images (B, C, height, width) and their soft targets (B, classes)."""
@@ -90,7 +92,7 @@ class Classification(Task):
     def _branch_norms(self, network: Any) -> dict[str, float]:
         """On some held-out images, or training images where none is held out; the same in every process."""
         items, preprocessing = spread(self.split.held_out or self.split.train, NORM_IMAGES), self.network.preprocessing
-        images, _ = next(iter(test_batches(self.source, range(len(items)), items, preprocessing, len(items), 0)))
+        images, _ = next(iter(eval_batches(self.source, range(len(items)), items, preprocessing, len(items), 0)))
         x = normalise(images.to(self.processes.device), preprocessing.mean, preprocessing.std)
         return branch_norms(network, x)
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from patchloom.console import Console
-from patchloom.data.loader import Batches, Order, Steps, load_batches
+from patchloom.data.order import Order, Steps
+from patchloom.data.workers import Batches, load_batches
 from patchloom.errors import PatchloomError
 from patchloom.recipes.recipe import Recipe
 from patchloom.tasks.own.config import OwnConfig
@@ -58,7 +59,7 @@ class Supervised(Task):
         steps = Steps(self.order, start, end, self.processes.rank, self.processes.count)
         return load_batches(self.train_samples, steps, self.recipe.workers)
 
-    def losses(self, batch: Any, step: int, part: int) -> dict[str, Tensor]:
+    def losses(self, batch: Any, step: int, part: int) -> dict[str, Tensor]:  # noqa: ARG002 - nothing is drawn here
         return {"loss": self._loss_sum(self.modules[MODEL], batch)[0]}
 
     def _loss_sum(self, model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
@@ -81,9 +82,11 @@ class Supervised(Task):
         model, device = modules[MODEL], self.processes.device
         was_training = model.training
         model.eval()
-        loss, right, count, classified = 0.0, 0, 0, True
+        loss, right, count, classified, done = 0.0, 0, 0, True, 0
+        mine = self._held_out_batches()
+        most = max(self.processes.gather(len(mine)))
         try:
-            with closing(load_batches(self.held_out, self._held_out_batches(), self.recipe.workers)) as batches:
+            with closing(load_batches(self.held_out, mine, self.recipe.workers)) as batches:
                 for batch in batches:
                     inputs, targets = batch = move(batch, device)
                     value, outputs = self._loss_sum(model, batch)
@@ -91,14 +94,17 @@ class Supervised(Task):
                     classified = classified and _are_classes(outputs, targets)
                     right += int((outputs.argmax(dim=1) == targets).sum()) if classified else 0
                     after_batch()
+                    done += 1
         finally:
             model.train(was_training)
+        for _ in range(most - done):  # every process calls it equally often
+            after_batch()
         total, seen = self.processes.total(loss), self.processes.total(count)
         metrics: dict[str, Any] = {"count": int(seen), "loss": total / seen}
         return metrics | ({"top1": self.processes.total(right) / seen} if classified else {})
 
     def _held_out_batches(self) -> Sequence[list[tuple[int, int, int]]]:
-        """Each sample once; every process has equally many batches as long as there are enough samples."""
+        """The keys of this process's batches: each sample once over all processes."""
         size = max(1, min(self.recipe.batch_size, len(self.held_out)))
         keys = [(i, 0, 0) for i in range(self.processes.rank, len(self.held_out), self.processes.count)]
         return [keys[i : i + size] for i in range(0, len(keys), size)]

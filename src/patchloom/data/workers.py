@@ -1,0 +1,143 @@
+"""Batches read by worker processes: errors arrive as they are, lost workers are noticed, none is left behind."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from multiprocessing.util import Finalize
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.data._utils import signal_handling
+
+from patchloom.data import jpeg, native
+from patchloom.data.collating import collate as stack
+from patchloom.data.parts import MOST_WORKERS
+from patchloom.errors import PatchloomError
+
+Batches = Generator[Any, None, None]
+_PR_SET_PDEATHSIG = 1  # of sys/prctl.h
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+_KEPT = 32 << 20  # bytes
+
+
+def load_batches(
+    dataset: Dataset[Any], batch_sampler: Iterable[list[Any]], workers: int, collate: Callable[..., Any] = stack
+) -> Batches:
+    """The batches of a dataset: one `collate(samples)` for each list of keys that the sampler gives, in its order.
+
+    Worker processes end with the iteration, with `close()`, or with this process. A `PatchloomError` of the dataset or
+    of `collate` is raised here as it is, whatever the number of workers.
+    """
+    if workers > MOST_WORKERS:
+        raise PatchloomError(f"workers={workers}: at most {MOST_WORKERS} processes may read images.")
+    options: dict[str, Any] = {"prefetch_factor": 4} if workers else {}
+    native.available(), jpeg.available()  # tried here once: forked workers inherit the result
+    loader = DataLoader(
+        _Caught(dataset),
+        batch_sampler=batch_sampler,
+        num_workers=workers,
+        collate_fn=partial(_collate_caught, collate),
+        worker_init_fn=partial(_begin_worker, os.getpid()),
+        generator=torch.Generator().manual_seed(0),  # nothing draws from it, and the global one stays untouched
+        **options,
+    )
+    return _read(loader)
+
+
+class _Caught(Dataset[Any]):
+    """Samples, or the error of one that cannot be read: raised in a worker it would arrive as a traceback in text."""
+
+    def __init__(self, dataset: Dataset[Any]) -> None:
+        self.dataset = dataset
+
+    def __getitem__(self, key: Any) -> Any:
+        try:
+            return self.dataset[key]
+        except PatchloomError as error:
+            return error
+
+
+def _collate_caught(collate: Callable[..., Any], samples: list[Any]) -> Any:
+    error = next((sample for sample in samples if isinstance(sample, PatchloomError)), None)
+    if error is not None:
+        return error
+    try:
+        return collate(samples)
+    except PatchloomError as raised:
+        return raised
+
+
+def _read(loader: DataLoader[Any]) -> Batches:
+    try:
+        iterator: Any = iter(loader)
+    except OSError as error:
+        raise PatchloomError(
+            f"{loader.num_workers} processes that read images could not be started: {error}."
+        ) from error
+    workers = getattr(iterator, "_workers", [])
+    if workers:
+        # torch would raise the loss of a worker anywhere, in the middle of a step too; `next` notices it as well
+        signal_handling._remove_worker_pids(id(iterator))
+        iterator._worker_pids_set = False
+        end = Finalize(iterator, _end, (workers,), exitpriority=0)  # at exit, multiprocessing would wait for them
+    try:
+        for batch in iterator:
+            if isinstance(batch, PatchloomError):
+                raise batch
+            yield batch
+    except (RuntimeError, OSError, EOFError) as error:
+        if all(worker.is_alive() for worker in workers):
+            raise
+        raise PatchloomError(
+            "A worker process that reads images ended unexpectedly: it was killed, or memory or shared memory ran "
+            f"out. Set `workers: 0` in recipe.yaml (it has {len(workers)}) before you resume; a smaller batch_size "
+            "needs a new run."
+        ) from error
+    finally:
+        if workers:
+            iterator._shutdown = True  # torch's own end may wait for locks that a killed worker took along
+            end()
+
+
+def _end(workers: Sequence[Any]) -> None:
+    """SIGKILL: workers ignore the signals that end others."""
+    for worker in workers:
+        worker.kill()
+    for worker in workers:
+        worker.join()
+
+
+def _begin_worker(parent: int, _: int) -> None:
+    """Signals to the whole group are for the process that trains: it saves, then ends its workers."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _end_with(parent)
+    torch.set_num_threads(1)
+    _keep_memory()
+
+
+def _end_with(parent: int) -> None:
+    """A worker keeps open what its parent has open, the lock of the run folder too: it ends when the parent is killed.
+    torch looks for the parent every five seconds, and never where it was gone before the worker first looked."""
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _keep_memory() -> None:
+    """Pictures come and go by the hundred a second: glibc is told not to give their memory back each time."""
+    if sys.platform != "linux":
+        return
+    with suppress(OSError, AttributeError):  # another C library
+        allocator = ctypes.CDLL(None)
+        allocator.mallopt(_M_MMAP_THRESHOLD, _KEPT)
+        allocator.mallopt(_M_TRIM_THRESHOLD, _KEPT)
