@@ -7,13 +7,16 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from patchloom.cli.options import device_options
 from patchloom.cli.output import print_json
 from patchloom.reading import read_json
 from patchloom.terminal import print_lines
 
 
 def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
-    parser = commands.add_parser("evaluate", parents=[shared], help="how good a model is on labelled images")
+    parser = commands.add_parser(
+        "evaluate", parents=[shared, device_options()], help="how good a model is on labelled images"
+    )
     # SUPPRESS: an absent positional must not overwrite what _Values found
     either = {"nargs": "?", "default": argparse.SUPPRESS}
     parser.add_argument("model", metavar="FROM", **either, help="a run, an export, a file of weights, a published tag")
@@ -59,7 +62,7 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.set_defaults(run=run_evaluate)
 
-    parser = commands.add_parser("predict", parents=[shared], help="classify images")
+    parser = commands.add_parser("predict", parents=[shared, device_options()], help="classify images")
     parser.add_argument("model", metavar="FROM", help="a run, an export, a file of weights, a published tag")
     parser.add_argument("images", metavar="IMAGE", nargs="+", help="files, folders, glob patterns")
     parser.add_argument("--base", help="of a delta: the weights that it was made from")
@@ -149,6 +152,7 @@ def _run_disagreement(options: argparse.Namespace) -> None:
         labels=options.labels,
         split=options.split,
         batch=options.batch,
+        device=options.device,
         console=Console(sys.stderr),
     )
     if options.figure:
@@ -184,6 +188,7 @@ def _run_probe(options: argparse.Namespace) -> None:
         workers=options.workers or 0,
         k=options.k,
         temperature=options.temperature,
+        device=options.device,
         console=Console(sys.stderr),
     )
     if options.json:
@@ -236,6 +241,7 @@ def _score_options(options: argparse.Namespace) -> dict[str, Any]:
         "strict": options.strict or options.real is not None,  # ReaL counts files by number: none may be left out
         "class_map": read_json(options.class_map) if options.class_map else None,
         "int8": options.int8,
+        "device": options.device,
         "imagenet_only": options.real is not None,
         "console": Console(sys.stderr),
     }
@@ -293,7 +299,7 @@ def run_predict(options: argparse.Namespace) -> None:
     from patchloom.errors import PatchloomError
     from patchloom.inference.predict import predict
 
-    rows = predict(options.model, options.images, top=options.top, base=options.base)
+    rows = predict(options.model, options.images, top=options.top, base=options.base, device=options.device)
     if options.json:
         print_json(rows)
     for row in () if options.json else rows:

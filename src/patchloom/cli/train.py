@@ -9,6 +9,7 @@ import sys
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from patchloom.cli.options import device_options
 from patchloom.cli.output import print_json, speaks
 
 
@@ -18,7 +19,7 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
 
     parser = commands.add_parser(
         "train",
-        parents=[shared, _model_options(required=False), run],
+        parents=[shared, _model_options(required=False), run, device_options()],
         help="train a model on your images",
         usage="patchloom train DATA [--model M] [--recipe R] [--out RUN] [key=value ...]",
         description="Train a model on your images. Model and recipe are chosen from the data where they are not given, "
@@ -39,7 +40,7 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
 
     parser = commands.add_parser(
         "distill",
-        parents=[shared, _model_options(required=True), teaching, run],
+        parents=[shared, _model_options(required=True), teaching, run, device_options()],
         help="train a model on your images and on what a teacher says of them",
         usage="patchloom distill TEACHER DATA --model M --recipe R [--how hard|soft|token] [--out RUN] [key=value ...]",
     )
@@ -49,7 +50,7 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
 
     parser = commands.add_parser(
         "finetune",
-        parents=[shared, teaching, run],
+        parents=[shared, teaching, run, device_options()],
         help="go on from trained weights: another resolution, other classes",
         usage="patchloom finetune FROM DATA [--resolution R] [--tune WHAT] [--out RUN] [key=value ...]",
         description="Go on from trained weights. Settings are key=value, as for train; model.heads=3 says what a bare "
@@ -63,12 +64,14 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
     parser.add_argument("--delta", action="store_true", help="also export only what changed")
     parser.set_defaults(run=run_train, settings=[])
 
-    parser = commands.add_parser("resume", parents=[shared], help="go on with a run, exactly where it stopped")
+    parser = commands.add_parser(
+        "resume", parents=[shared, device_options()], help="go on with a run, exactly where it stopped"
+    )
     parser.add_argument("run_folder", metavar="RUN")
     parser.add_argument("--json", action="store_true", help="print the last log record as JSON")
     parser.set_defaults(run=run_resume)
 
-    parser = commands.add_parser("extend", parents=[shared], help="add epochs to a run")
+    parser = commands.add_parser("extend", parents=[shared, device_options()], help="add epochs to a run")
     parser.add_argument("run_folder", metavar="RUN")
     parser.add_argument("--epochs", type=int, required=True, help="how many to add")
     parser.add_argument("--json", action="store_true", help="print the last log record as JSON")
@@ -117,23 +120,25 @@ def _teaching_options() -> argparse.ArgumentParser:
 
 
 def run_train(options: argparse.Namespace) -> None:
+    from patchloom.devices import choose_device
     from patchloom.runs import sequence as stages
     from patchloom.runs.launch import carry_out
     from patchloom.runs.plan import measure_plan
     from patchloom.training.processes import leave_processes
 
+    choose_device(options.device)
     finish, console = _finish(options), _console(options)
     chosen = _choose(options)
     job = _job(options)
     if options.plan:
         console.say(*chosen)
-        plan = measure_plan(job, console, options.strict)
-        plans = [plan, *([measure_plan(finish.plan(job), console, options.strict)] if finish else [])]
+        plan = measure_plan(job, console, options.strict, options.device)
+        plans = [plan, *([measure_plan(finish.plan(job), console, options.strict, options.device)] if finish else [])]
         leave_processes()
         if options.json and speaks():
             print_json({**plan, "stages": plans})
         return
-    common = {"strict": options.strict, "log": options.log, "console": console}
+    common = {"strict": options.strict, "log": options.log, "console": console, "device": options.device}
     with _out(options) as out:
         console.say(*chosen, *([] if out == options.out else [f"The run folder is {out}."]))
         run = stages.carry_out(job, finish, out, **common) if finish else carry_out(job, out, **common)
@@ -247,7 +252,7 @@ def run_resume(options: argparse.Namespace) -> None:
     if more < 0 or (hasattr(options, "epochs") and more == 0):
         raise PatchloomError(f"extend adds at least one epoch, not {more}.")
     console = _console(options)
-    _print_last(options, resume(options.run_folder, console, more), console)
+    _print_last(options, resume(options.run_folder, console, more, options.device), console)
 
 
 def _console(options: argparse.Namespace) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 
 from patchloom.console import Console
 from patchloom.data.sources import Split, split_source
+from patchloom.devices import Device, device_name
 from patchloom.errors import PatchloomError
 from patchloom.models.network import Network
 from patchloom.models.registry import build
@@ -41,11 +42,12 @@ def carry_out(
     strict: bool = False,
     log: str | None = None,
     console: Console | None = None,
+    device: Device = "auto",
 ) -> Run:
     """Begin a run in the folder `out`, and train to its end."""
     if restarted() and (Path(out) / "recipe.yaml").exists():
-        return resume(out, console)
-    processes = join_processes()
+        return resume(out, console, device=device)
+    processes = join_processes(device)
     console = console or Console()
     console.quiet = console.quiet or not processes.first
     for note in job.notes:
@@ -61,14 +63,22 @@ def carry_out(
     with run.locked() if processes.first else nullcontext():
         if processes.first:
             check_free(out)  # again: another process may have begun a run here meanwhile
-            run.create({"data": _about_data(job, split, bad), "teachers": _about_teachers(task)})
+            run.create(
+                {
+                    "data": _about_data(job, split, bad),
+                    "teachers": _about_teachers(task),
+                    "device": device_name(processes.device),
+                }
+            )
         return _go_on(run, job, task, loop)
 
 
-def resume(folder: str | PathLike[str], console: Console | None = None, more_epochs: int = 0) -> Run:
+def resume(
+    folder: str | PathLike[str], console: Console | None = None, more_epochs: int = 0, device: Device = "auto"
+) -> Run:
     """Go on with a run from its last checkpoint, exactly; with `more_epochs`, beyond its end."""
     run = Run.open(Path(folder))
-    processes = join_processes()
+    processes = join_processes(device)
     console = console or Console()
     console.quiet = console.quiet or not processes.first
     try:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from patchloom.console import Console, duration
 from patchloom.data.sources import Split, count, split_source
+from patchloom.devices import Device
 from patchloom.models.complexity import complexity
 from patchloom.models.config import Config
 from patchloom.models.registry import build
@@ -31,9 +32,9 @@ _IMAGES = 32  # of the largest measured step
 _WORK = 3  # forward and backward, in forward passes
 
 
-def measure_plan(job: Job, console: Console, strict: bool = False) -> dict[str, Any]:
+def measure_plan(job: Job, console: Console, strict: bool = False, device: Device = "auto") -> dict[str, Any]:
     """Resolve everything, say it, measure a few small steps of the loop, write nothing."""
-    processes = join_processes()
+    processes = join_processes(device)
     console.quiet = console.quiet or not processes.first
     for note in job.notes:
         console.say(note)

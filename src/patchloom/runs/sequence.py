@@ -14,6 +14,7 @@ from typing import Any
 
 from patchloom.console import Console
 from patchloom.data.sources import open_source
+from patchloom.devices import Device
 from patchloom.errors import PatchloomError
 from patchloom.reading import read_json
 from patchloom.recipes.changes import keep_scales
@@ -63,20 +64,21 @@ def carry_out(
     strict: bool = False,
     log: str | None = None,
     console: Console | None = None,
+    device: Device = "auto",
 ) -> Run:
     """Both stages, one after the other."""
     folder = Path(out)
     if restarted() and (folder / _FILE).exists():
-        return resume(folder, console)
+        return resume(folder, console, device=device)
     single.check_free(out)
     finish.plan(low)
-    if join_processes().first:
+    if join_processes(device).first:
         asked = {"low": low.settings(), "finish": asdict(finish), "strict": strict, "log": log}
         with Run(folder, asked).locked():
             _begin(folder, asked)
-    join_processes().wait()
+    join_processes(device).wait()
     try:
-        return resume(folder, console)
+        return resume(folder, console, device=device)
     except PatchloomError:
         if not (folder / _LOW / "recipe.yaml").exists():  # refused before it began: the folder stays free
             (folder / _FILE).unlink(missing_ok=True)
@@ -94,20 +96,22 @@ def _begin(folder: Path, asked: dict[str, Any]) -> None:
         raise PatchloomError(f"{folder} cannot be written: {error}.") from error
 
 
-def resume(folder: str | PathLike[str], console: Console | None = None, more_epochs: int = 0) -> Run:
+def resume(
+    folder: str | PathLike[str], console: Console | None = None, more_epochs: int = 0, device: Device = "auto"
+) -> Run:
     """Go on with a run, of one stage or of two; `more_epochs` are added to the last stage."""
     place, console = Path(folder), console or Console()
     if not (place / _FILE).exists() or (place / "recipe.yaml").exists():
-        return single.resume(place, console, more_epochs)
+        return single.resume(place, console, more_epochs, device)
     if more_epochs:
         raise PatchloomError(f"{place} is in its first stage: `patchloom resume {place}` first.")
     low, finish, options = _read(place / _FILE)
-    options["console"] = console
+    options |= {"console": console, "device": device}
     console.say(f"Stage 1 of 2, in {place / _LOW}.")
     if not (place / _LOW / "recipe.yaml").exists():
         single.carry_out(low, place / _LOW, **options)
     elif not (place / _LOW / "export" / "model.json").exists():  # written last
-        single.resume(place / _LOW, console)
+        single.resume(place / _LOW, console, device=device)
     console.say(f"Stage 2 of 2, at {finish.resolution} pixels.")
     return single.carry_out(finish.job(low, place / _LOW), place, **options)
 

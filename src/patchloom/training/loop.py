@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from patchloom.console import Console, duration
 from patchloom.data.randomness import seed_of
+from patchloom.devices import to_device
 from patchloom.errors import InterruptedWork, PatchloomError, StoppedError
 from patchloom.recipes.recipe import Recipe
 from patchloom.training.averaging import Average
@@ -289,7 +290,7 @@ class Loop:
         for i, part in enumerate(parts):
             if i and self._signal and self.processes.count == 1:  # nothing but statistics has changed yet
                 raise _StopAsked
-            moved = tuple(tensor.to(self.processes.device, non_blocking=True) for tensor in part)
+            moved = to_device(part, self.processes.device)
             with self._gradients_stay(i < count - 1):
                 with autocast(self.recipe.precision, self.processes.device):
                     losses = self.task.losses(self.engine, moved, step * count + i)

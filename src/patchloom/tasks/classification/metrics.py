@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from patchloom.data.loader import test_batches
 from patchloom.data.mixing import normalise
 from patchloom.data.sources import Item, Source
+from patchloom.devices import device_of, to_device
 from patchloom.errors import PatchloomError
 from patchloom.inference.intervals import wilson_interval
 from patchloom.models.preprocessing import Preprocessing
@@ -99,7 +100,7 @@ def score(
 ) -> Scores:
     """Send every image through the network once. The labels of `items` are places in the network's outputs; `answer`
     gives logits in another way than the network itself."""
-    processes = processes or Processes()
+    processes = processes or Processes(device=device_of(network))
     was_training = network.training
     network.eval()
     mine = list(range(processes.rank, len(items), processes.count))
@@ -109,8 +110,9 @@ def score(
     try:
         with closing(test_batches(source, padded, items, how, batch, workers)) as batches:
             for images, targets in batches:
-                x = normalise(images.to(processes.device), how.mean, how.std)
-                rows.append(_rows((answer or network)(x).float(), targets.to(processes.device)))
+                images, targets = to_device((images, targets), processes.device)
+                x = normalise(images, how.mean, how.std)
+                rows.append(_rows((answer or network)(x).float(), targets))
                 after_batch()
     finally:
         network.train(was_training)
@@ -149,4 +151,4 @@ def _rows(logits: torch.Tensor, labels: torch.Tensor) -> np.ndarray:
     rank = torch.where(logits.isfinite().all(dim=-1), rank, logits.shape[-1])
     loss = nn.functional.cross_entropy(logits, labels, reduction="none")
     columns = (labels, predicted, confidence, rank, loss)
-    return torch.stack([column.double() for column in columns], dim=1).cpu().numpy()
+    return torch.stack([column.cpu().double() for column in columns], dim=1).numpy()

@@ -9,6 +9,7 @@ from typing import Any
 
 from patchloom.console import Console
 from patchloom.data.sources import Splits, open_source
+from patchloom.devices import Device
 from patchloom.errors import PatchloomError
 from patchloom.models.roles import TUNINGS, tuned_parameters
 from patchloom.recipes.recipe import Recipe
@@ -43,6 +44,7 @@ def train(
     strict: bool = False,
     log: str | None = None,
     console: Console | None = None,
+    device: Device = "auto",
     **changes: Any,
 ) -> Run:
     """Train a model on labelled images, to a run folder with checkpoints, log, export and report.
@@ -58,12 +60,14 @@ def train(
         scales_from: A model whose learned residual scales the new network begins with; with the model option
             scale_trainable=False they stay fixed (thesis 3.5.3).
         model_options: Fields of the model's config.
+        device: cpu, cuda:1, mps, ...; by default the accelerator of this machine, else the CPU. It is no part of the
+            recipe: a run can be resumed on another device.
         changes: Fields of the recipe (epochs=10).
     """
     splits = Splits(train_split, test_split, hold_out)
     options = model_options or {}
     job = plan_job(data, model, recipe, changes, options, labels, scales_from=scales_from, splits=splits)
-    return carry_out(job, out, strict=strict, log=log, console=console)
+    return carry_out(job, out, strict=strict, log=log, console=console, device=device)
 
 
 def distill(
@@ -82,6 +86,7 @@ def distill(
     strict: bool = False,
     log: str | None = None,
     console: Console | None = None,
+    device: Device = "auto",
     teaching: Mapping[str, Any] | None = None,
     **changes: Any,
 ) -> Run:
@@ -99,7 +104,7 @@ def distill(
     splits = Splits(train_split, test_split, hold_out)
     options = model_options or {}
     job = plan_job(data, model, recipe, changes, options, labels, teaching=taught, splits=splits)
-    return carry_out(job, out, strict=strict, log=log, console=console)
+    return carry_out(job, out, strict=strict, log=log, console=console, device=device)
 
 
 def finetune(
@@ -121,6 +126,7 @@ def finetune(
     strict: bool = False,
     log: str | None = None,
     console: Console | None = None,
+    device: Device = "auto",
     **changes: Any,
 ) -> Run:
     """Go on from trained weights: at another resolution, on other classes, with all or some of the parameters.
@@ -143,7 +149,7 @@ def finetune(
         tune=tune, delta=delta, mean=mean, std=std, teaching=teaching, labels=labels,
         splits=Splits(train_split, test_split, hold_out),
     )  # fmt: skip
-    return carry_out(job, out, strict=strict, log=log, console=console)
+    return carry_out(job, out, strict=strict, log=log, console=console, device=device)
 
 
 def make_teaching(teacher: Place | Iterable[Place], how: str | None = None, **fields: Any) -> Teaching:
