@@ -120,16 +120,23 @@ def collate(samples: list[tuple[np.ndarray, int]]) -> tuple[Tensor, Tensor]:
     return images, torch.tensor([label for _, label in samples])
 
 
-def train_batches(images: TrainImages, steps: Steps, workers: int) -> Batches:
-    return _batches(images, steps, workers)
+def train_batches(images: TrainImages, steps: Steps, workers: int, pin: bool = False) -> Batches:
+    """The batches of `steps`; `pin`: in pinned memory, see `patchloom.devices.pins_memory`."""
+    return _batches(images, steps, workers, pin)
 
 
 def test_batches(
-    source: Source, places: Sequence[int], items: Sequence[Item], how: Preprocessing, batch: int, workers: int
+    source: Source,
+    places: Sequence[int],
+    items: Sequence[Item],
+    how: Preprocessing,
+    batch: int,
+    workers: int,
+    pin: bool = False,  # noqa: PT028 - not a test
 ) -> Batches:
     """Batches of the images at `places`, in this order, each once."""
     batches = [list(places[i : i + batch]) for i in range(0, len(places), batch)]
-    return _batches(TestImages(source, items, how), batches, workers)
+    return _batches(TestImages(source, items, how), batches, workers, pin)
 
 
 test_batches.__test__ = False  # type: ignore[attr-defined]
@@ -153,7 +160,7 @@ def _collate_caught(samples: list[Any]) -> Any:
     return collate(samples) if error is None else error
 
 
-def _batches(images: Dataset[Any], batches: Any, workers: int) -> Batches:
+def _batches(images: Dataset[Any], batches: Any, workers: int, pin: bool) -> Batches:
     """The batches of a loader. Its workers end with the iteration, with `close()`, or with this process."""
     if workers > MOST_WORKERS:
         raise PatchloomError(f"workers={workers}: at most {MOST_WORKERS} processes may read images.")
@@ -164,6 +171,7 @@ def _batches(images: Dataset[Any], batches: Any, workers: int) -> Batches:
         batch_sampler=batches,
         num_workers=workers,
         collate_fn=_collate_caught,
+        pin_memory=pin,
         worker_init_fn=partial(_begin_worker, os.getpid()),
         generator=torch.Generator().manual_seed(0),  # nothing draws from it, and the global one stays untouched
         **options,
@@ -198,6 +206,8 @@ def _read(loader: DataLoader[Any]) -> Batches:
             "needs a new run."
         ) from error
     finally:
+        if done := getattr(iterator, "_pin_memory_thread_done_event", None):
+            done.set()  # as torch's own end would
         if workers:
             iterator._shutdown = True  # torch's own end may wait for locks that a killed worker took along
             end()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from patchloom.data.loader import test_batches
 from patchloom.data.mixing import normalise
 from patchloom.data.sources import Item, Source
-from patchloom.devices import device_of, to_device
+from patchloom.devices import device_of, pins_memory, to_device
 from patchloom.errors import PatchloomError
 from patchloom.inference.intervals import wilson_interval
 from patchloom.models.preprocessing import Preprocessing
@@ -108,7 +108,9 @@ def score(
     padded = mine + [0] * (-(-len(items) // processes.count) - len(mine))
     rows = [np.empty((0, 5))]
     try:
-        with closing(test_batches(source, padded, items, how, batch, workers)) as batches:
+        with closing(
+            test_batches(source, padded, items, how, batch, workers, pins_memory(processes.device))
+        ) as batches:
             for images, targets in batches:
                 images, targets = to_device((images, targets), processes.device)
                 x = normalise(images, how.mean, how.std)

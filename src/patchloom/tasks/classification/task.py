@@ -13,6 +13,7 @@ from patchloom.data.loader import Batches, Order, Steps, TrainImages, test_batch
 from patchloom.data.mixing import Mixing, erase, normalise, soft_targets
 from patchloom.data.sources import Source, Split, spread
 from patchloom.data.transforms import Augment
+from patchloom.devices import pins_memory
 from patchloom.inference.norms import branch_norms
 from patchloom.models.network import Network
 from patchloom.recipes.recipe import Recipe
@@ -42,7 +43,7 @@ class Classify:
         size, recipe = self.network.config.img_size, self.recipe
         images = TrainImages(self.source, self.split.train, augment, size, recipe.seed)
         steps = Steps(self.order, start, end, self.processes.rank, self.processes.count)
-        return train_batches(images, steps, recipe.workers)
+        return train_batches(images, steps, recipe.workers, pins_memory(self.processes.device))
 
     def prepare(self, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
         """Normalised, erased, mixed images and their soft targets (B, classes)."""
