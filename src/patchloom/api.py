@@ -8,6 +8,7 @@ from typing import Any
 
 from patchloom.console import Console
 from patchloom.data.splits import Splits
+from patchloom.devices import Device
 from patchloom.recipes.recipe import Recipe
 from patchloom.runs.launch import launch
 from patchloom.tasks.classification.config import DistillationConfig
@@ -32,6 +33,7 @@ def train(
     strict: bool = False,
     log: str | None = None,
     console: Console | None = None,
+    device: Device = "auto",
     **changes: Any,
 ) -> Run:
     """Train a classifier on labelled images. The run folder gets checkpoints, a log, the exported model and a report.
@@ -51,12 +53,14 @@ def train(
         strict: Raise an error for unreadable files instead of skipping them.
         log: "wandb" for a copy of the log there; TensorBoard has one where it is installed.
         console: Where progress is printed; standard output by default.
+        device: "cpu", "cuda:1", "mps", ...; by default the accelerator of this machine, else the CPU. It is not part of
+            the recipe: a run can be resumed on another device.
         changes: Fields of the recipe (epochs=10).
     """
     splits = Splits(train_split, test_split, hold_out)
     options = model_options or {}
     config = plan_training(data, model, recipe, changes, options, labels, scales_from=scales_from, splits=splits)
-    return launch(config, out, strict=strict, log=log, console=console)
+    return launch(config, out, strict=strict, log=log, console=console, device=device)
 
 
 def distill(
@@ -75,6 +79,7 @@ def distill(
     strict: bool = False,
     log: str | None = None,
     console: Console | None = None,
+    device: Device = "auto",
     distillation: Mapping[str, Any] | None = None,
     **changes: Any,
 ) -> Run:
@@ -95,7 +100,7 @@ def distill(
     splits = Splits(train_split, test_split, hold_out)
     options = model_options or {}
     config = plan_training(data, model, recipe, changes, options, labels, distillation=taught, splits=splits)
-    return launch(config, out, strict=strict, log=log, console=console)
+    return launch(config, out, strict=strict, log=log, console=console, device=device)
 
 
 def finetune(
@@ -117,6 +122,7 @@ def finetune(
     strict: bool = False,
     log: str | None = None,
     console: Console | None = None,
+    device: Device = "auto",
     **changes: Any,
 ) -> Run:
     """Fine-tune trained weights: at another resolution, on other classes, with all or some of the parameters.
@@ -139,4 +145,4 @@ def finetune(
         tune=tune, delta=delta, mean=mean, std=std, distillation=changes.pop("teaching", distillation),
         labels=labels, splits=Splits(train_split, test_split, hold_out),
     )  # fmt: skip
-    return launch(config, out, strict=strict, log=log, console=console)
+    return launch(config, out, strict=strict, log=log, console=console, device=device)

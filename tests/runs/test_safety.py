@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from patchloom.tasks.classification.train import train
 from safetensors.torch import load_file
 
 from patchloom.console import Console
@@ -17,7 +18,6 @@ from patchloom.recipes.registry import find_recipe
 from patchloom.runs import launch as carry_out
 from patchloom.runs.launch import resume
 from patchloom.tasks.classification.task import Classify
-from patchloom.tasks.classification.train import train
 from patchloom.training import run as run_module
 from patchloom.training.loop import Loop
 

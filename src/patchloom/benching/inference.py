@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from patchloom.benching.peers import pair
 from patchloom.benching.timing import interleaved, large_product, quartiles, ratio, share
+from patchloom.devices import Device, choose_device
 from patchloom.models.complexity import complexity
 from patchloom.models.fused import fuse
 
@@ -28,6 +29,7 @@ def measure(
     rounds: int = 15,
     memory: bool = True,
     int8: bool = False,
+    device: Device = "auto",
 ) -> dict[str, Any]:
     """One row: the fused network and, with `against`, its peer, in turn; at `batch` images and at one.
 
@@ -35,16 +37,19 @@ def measure(
 
     `ours` and `theirs` have throughput (images a second) and latency_ms (one image), each with its quartiles; share and
     latency_share (of the rate of a large matrix product of the same rounds, by the arithmetic of the whole network) and
-    memory_mb (what one forward adds to a fresh process, Linux only).
+    memory_mb (what one forward adds to a fresh process, on Linux and the CPU only).
     """
+    chosen = choose_device(device)
     torch.manual_seed(0)
     plain, peer = pair(name, against, size, depth)
+    plain, peer = plain.to(chosen), peer if peer is None else peer.to(chosen)
     networks = {"ours": fuse(plain, int8=int8), **({} if peer is None else {"theirs": peer})}
     cost = complexity(plain)
     called = f"{name}, int8" if int8 else name
     row: dict[str, Any] = {"model": called, "peer": against, "batch": batch, "size": size, "depth": plain.config.depth}
     row["cost"] = {"macs": cost.macs, "params": cost.params, "activations": cost.activations}
-    times = {images: _times(networks, torch.randn(images, 3, size, size), rounds) for images in {batch, 1}}
+    times = {images: _times(networks, torch.randn(images, 3, size, size).to(chosen), rounds) for images in {batch, 1}}
+    measured = memory and chosen.type == "cpu"
     for who in networks:
         many, one = (quartiles(times[images][who]) for images in (batch, 1))
         row[who] = {
@@ -54,12 +59,12 @@ def measure(
             "latency_quartiles": (one[0] * 1e3, one[2] * 1e3),
             "share": share(cost.macs * batch, many[1], times[batch]["product"]),
             "latency_share": share(cost.macs, one[1], times[1]["product"]),
-            "memory_mb": peak_memory(name, who, against, batch, size, depth, int8) if memory else None,
+            "memory_mb": peak_memory(name, who, against, batch, size, depth, int8) if measured else None,
         }
     if peer is not None:
         row["ratio"], row["low"], row["high"] = ratio(times[batch], "theirs", "ours")
         row["latency_ratio"] = ratio(times[1], "theirs", "ours")[0]
-        row["difference"] = _difference(networks, torch.randn(2, 3, size, size))
+        row["difference"] = _difference(networks, torch.randn(2, 3, size, size).to(chosen))
     return row
 
 
@@ -67,7 +72,7 @@ def measure(
 def _times(networks: dict[str, nn.Module], images: Tensor, rounds: int) -> dict[str, list[float]]:
     """Of each network and of a large product, whose rate moves on a shared machine."""
     calls = {who: partial(network, images) for who, network in networks.items()}
-    return interleaved({**calls, "product": large_product()}, rounds)
+    return interleaved({**calls, "product": large_product(images.device)}, rounds, device=images.device)
 
 
 @torch.inference_mode()

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from patchloom.benching.timing import copy_rate, gemm_rate
+from patchloom.devices import Device, choose_device, device_name
 from patchloom.errors import PatchloomError
 from patchloom.kernels.native import why_not
 
@@ -32,8 +33,9 @@ BANDS = {
 Row = Mapping[str, Any]
 
 
-def about_machine() -> dict[str, Any]:
+def about_machine(device: Device = "auto") -> dict[str, Any]:
     """Versions and settings, and the rates of a large product and of a copy, which bound what a network can reach."""
+    chosen = choose_device(device)
     try:
         timm: str | None = version("timm")
     except PackageNotFoundError:
@@ -41,19 +43,21 @@ def about_machine() -> dict[str, Any]:
     return {
         "torch": torch.__version__,
         "timm": timm,
+        "device": device_name(chosen),
         "threads": torch.get_num_threads(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "kernels": (why_not() or "C++").rstrip("."),
         "allocator": {key: value for key, value in os.environ.items() if key.startswith("MALLOC_")} or "default",
-        "gemm_macs_per_s": gemm_rate(),
-        "copy_bytes_per_s": copy_rate(),
+        "gemm_macs_per_s": gemm_rate(device=chosen),
+        "copy_bytes_per_s": copy_rate(device=chosen),
     }
 
 
 def in_a_sentence(about: Mapping[str, Any], rounds: int) -> str:
     return (
-        f"torch {about['torch']}, timm {about['timm']}, {about['threads']} threads ({about['instructions']}), "
-        f"kernels: {about['kernels']}, {rounds} interleaved rounds, allocator {about['allocator']}; "
+        f"torch {about['torch']}, timm {about['timm']}, {about['device']}, "
+        f"{about['threads']} threads ({about['instructions']}), kernels: {about['kernels']}, "
+        f"{rounds} interleaved rounds, allocator {about['allocator']}; "
         f"a large product at {about['gemm_macs_per_s'] / 1e9:.0f} GMAC/s, "
         f"a copy at {about['copy_bytes_per_s'] / 1e9:.0f} GB/s"
     )

@@ -9,12 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from patchloom.cli.options import device_options
 from patchloom.cli.output import out_folder, print_json
 
 
 def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
     parser = commands.add_parser(
-        "bench", parents=[shared], help="speed and memory of a model, beside what you would use instead"
+        "bench",
+        parents=[shared, device_options()],
+        help="speed and memory of a model, beside what you would use instead",
     )
     parser.add_argument("models", metavar="MODEL", nargs="+", help="names of models, see `patchloom models`")
     parser.add_argument("--against", choices=["timm", "published"], help="the peer, measured in turn with ours")
@@ -60,7 +63,7 @@ def run(options: argparse.Namespace) -> None:
         read_recorded(out / "bench.json")  # another's file is not written over
     if options.threads:
         torch.set_num_threads(options.threads)
-    about = about_machine()
+    about = about_machine(options.device)
     peak, copying = about["gemm_macs_per_s"], about["copy_bytes_per_s"]
     print(in_a_sentence(about, options.rounds), file=sys.stderr)
     rows = []
@@ -93,7 +96,7 @@ def _measured(cases: list[tuple[str, int, int | None]], options: argparse.Namesp
     for name, size, depth in cases:
         yield measure(
             name, options.against, batch=options.batch, size=size, depth=depth, rounds=options.rounds,
-            memory=not options.no_memory, int8=options.int8,
+            memory=not options.no_memory, int8=options.int8, device=options.device,
         )  # fmt: skip
 
 

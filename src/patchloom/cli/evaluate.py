@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from patchloom.cli.options import device_options
 from patchloom.cli.output import print_json
 from patchloom.tasks.commands import Commands, task_commands
 from patchloom.terminal import print_lines
@@ -15,7 +16,7 @@ _FROM = "run folder, exported model, checkpoint, weight file or published tag"
 def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
     parser = commands.add_parser(
         "evaluate",
-        parents=[shared],
+        parents=[shared, device_options()],
         help="evaluate a model on labelled images",
         usage="patchloom evaluate FROM DATA [options]",
         description="Evaluate a model on the data that its run held out, or on any split.",
@@ -41,7 +42,7 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
 
     parser = commands.add_parser(
         "predict",
-        parents=[shared],
+        parents=[shared, device_options()],
         help="apply a model to images or other inputs",
         usage="patchloom predict FROM INPUT ... [options]",
         description="Apply a model: a classifier names the most likely classes of each image.",

@@ -11,13 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from patchloom.cli.options import device_options
 from patchloom.cli.output import out_folder, print_json
 from patchloom.terminal import print_lines
 
 
 def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
     parser = commands.add_parser(
-        "explain", parents=[shared], help="where a model looks, and whether that means anything"
+        "explain", parents=[shared, device_options()], help="where a model looks, and whether that means anything"
     )
     parser.add_argument("model", metavar="FROM", help="a run, an export, a file of weights, a published tag")
     parser.add_argument(
@@ -63,7 +64,7 @@ def _run_models(options: argparse.Namespace) -> None:
         raise PatchloomError(
             f"--model-only takes models after FROM; {pictures[0]} is an image. Images go to --data DATA."
         )
-    data = {"labels": options.labels, "split": options.split, "count": options.count}
+    data = {"labels": options.labels, "split": options.split, "count": options.count, "device": options.device}
     found = analyse(models, options.data, **data, console=Console(sys.stderr))
     out = out_folder(options.out)
     with _writing(out):
@@ -90,7 +91,7 @@ def _run_pictures(options: argparse.Namespace) -> None:
         raise PatchloomError("--data is for --model-only; images to explain stand after FROM.")
     if options.count is not None:
         raise PatchloomError("--count is for --model-only --data DATA; images to explain are all explained.")
-    network = open_model(options.model)
+    network = open_model(options.model, device=options.device)
     maps = check_maps(network, options.maps)
     check_top(network, options.top)
     if options.target is not None:

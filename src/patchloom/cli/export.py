@@ -5,11 +5,16 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from patchloom.cli.options import device_options
 from patchloom.cli.output import print_json
 
 
 def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
-    parser = commands.add_parser("export", parents=[shared], help="a checked file for another program")
+    parser = commands.add_parser(
+        "export",
+        parents=[shared, device_options("cpu", "the logits that the file is compared with")],
+        help="a checked file for another program",
+    )
     parser.add_argument("model", metavar="FROM", help="a run, an export, a file of weights, a published tag")
     parser.add_argument(
         "--to", metavar="FORMAT", required=True, help="onnx, openvino, torch, safetensors, timm or official"
@@ -45,6 +50,7 @@ def run(options: argparse.Namespace) -> None:
         options.tolerance,
         images=options.images,
         base=options.base,
+        device=options.device,
     )
     if options.json:
         print_json(report.to_json())

@@ -6,9 +6,13 @@ import argparse
 import os
 from typing import Any
 
+from patchloom.cli.options import device_options
+
 
 def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
-    parser = commands.add_parser("serve", parents=[shared], help="a web page and an HTTP service for models")
+    parser = commands.add_parser(
+        "serve", parents=[shared, device_options()], help="a web page and an HTTP service for models"
+    )
     parser.add_argument(
         "models", metavar="FROM", nargs="+", help="runs, exports, files of weights, published tags; NAME=FROM names one"
     )
@@ -55,4 +59,4 @@ def run_serve(options: argparse.Namespace) -> None:
         from patchloom.serve.run import serve
     except ImportError as error:
         raise PatchloomError(f"serve needs {error.name}, which is not installed: {install_hint('serve')}") from error
-    serve(options.models, settings, options.base, options.int8)
+    serve(options.models, settings, options.base, options.int8, options.device)

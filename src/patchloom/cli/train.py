@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
+from patchloom.cli.options import device_options
 from patchloom.cli.output import print_json, speaks
 from patchloom.tasks.commands import Command, task_commands
 
@@ -18,7 +19,7 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
         for command in task.start:
             parser = commands.add_parser(
                 command.name,
-                parents=[shared],
+                parents=[shared, device_options()],
                 help=command.help,
                 usage=command.usage,
                 description=command.description,
@@ -55,7 +56,7 @@ def _add_resume(commands: Any, shared: argparse.ArgumentParser, name: str, text:
     more = " --epochs N" if name == "extend" else ""
     parser = commands.add_parser(
         name,
-        parents=[shared],
+        parents=[shared, device_options()],
         help=text,
         description=f"{text.capitalize()}.",
         epilog=f"examples:\n  patchloom {name} runs/photos{' --epochs 10' if more else ''}",
@@ -69,15 +70,17 @@ def _add_resume(commands: Any, shared: argparse.ArgumentParser, name: str, text:
 
 def run_command(command: Command, options: argparse.Namespace) -> None:
     """Plan a run, or a sequence of two, and launch it; with --plan only print the plan."""
+    from patchloom.devices import choose_device
     from patchloom.runs import sequence as two
     from patchloom.runs.launch import launch
 
+    choose_device(options.device)  # refused before anything is read
     sequence, console = command.sequence(options), _console(options)
     config = command.plan(options)
     if options.plan:
         _print_plan(options, config, sequence, console)
         return
-    common = {"strict": options.strict, "log": options.log, "console": console}
+    common = {"strict": options.strict, "log": options.log, "console": console, "device": options.device}
     with _out(options) as out:
         if out != options.out:
             console.say(f"The run folder is {out}.")
@@ -89,9 +92,9 @@ def _print_plan(options: argparse.Namespace, config: Any, sequence: Any, console
     from patchloom.runs.plan import measure_plan
     from patchloom.training.processes import leave_processes
 
-    plans = [measure_plan(config, console, options.strict)]
+    plans = [measure_plan(config, console, options.strict, options.device)]
     if sequence:
-        plans.append(measure_plan(sequence.check(config), console, options.strict))
+        plans.append(measure_plan(sequence.check(config), console, options.strict, options.device))
     leave_processes()
     if options.json and speaks():
         print_json({**plans[0], "stages": plans})
@@ -117,7 +120,7 @@ def run_resume(options: argparse.Namespace) -> None:
     if more < 0 or (hasattr(options, "epochs") and more == 0):
         raise PatchloomError(f"extend adds at least one epoch, not {more}.")
     console = _console(options)
-    _print_last(options, resume(options.run_folder, console, more), console)
+    _print_last(options, resume(options.run_folder, console, more, options.device), console)
 
 
 def _console(options: argparse.Namespace) -> Any:

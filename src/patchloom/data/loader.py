@@ -66,7 +66,8 @@ def eval_batches(
     preprocessing: Preprocessing,
     batch: int,
     workers: int,
+    pin: bool = False,
 ) -> Batches:
     """Images (B, height, width, 3) uint8 and labels (B,) of the items at `places`, in this order, each once."""
     batches = [list(places[i : i + batch]) for i in range(0, len(places), batch)]
-    return load_batches(EvalImages(source, items, preprocessing), batches, workers)
+    return load_batches(EvalImages(source, items, preprocessing), batches, workers, pin=pin)

@@ -28,12 +28,17 @@ _KEPT = 32 << 20  # bytes
 
 
 def load_batches(
-    dataset: Dataset[Any], batch_sampler: Iterable[list[Any]], workers: int, collate: Callable[..., Any] = stack
+    dataset: Dataset[Any],
+    batch_sampler: Iterable[list[Any]],
+    workers: int,
+    collate: Callable[..., Any] = stack,
+    pin: bool = False,
 ) -> Batches:
     """The batches of a dataset: one `collate(samples)` for each list of keys that the sampler gives, in its order.
 
     Worker processes end with the iteration, with `close()`, or with this process. A `PatchloomError` of the dataset or
-    of `collate` is raised here as it is, whatever the number of workers.
+    of `collate` is raised here as it is, whatever the number of workers. `pin`: in pinned memory, see
+    `patchloom.devices.pins_memory`.
     """
     if workers > MOST_WORKERS:
         raise PatchloomError(f"workers={workers}: at most {MOST_WORKERS} processes may read images.")
@@ -44,6 +49,7 @@ def load_batches(
         batch_sampler=batch_sampler,
         num_workers=workers,
         collate_fn=partial(_collate_caught, collate),
+        pin_memory=pin,
         worker_init_fn=partial(_begin_worker, os.getpid()),
         generator=torch.Generator().manual_seed(0),  # nothing draws from it, and the global one stays untouched
         **options,
@@ -101,6 +107,8 @@ def _read(loader: DataLoader[Any]) -> Batches:
             "needs a new run."
         ) from error
     finally:
+        if done := getattr(iterator, "_pin_memory_thread_done_event", None):
+            done.set()  # as torch's own end would
         if workers:
             iterator._shutdown = True  # torch's own end may wait for locks that a killed worker took along
             end()

@@ -14,6 +14,7 @@ from patchloom.console import Console
 from patchloom.data.images import resize_and_crop
 from patchloom.data.mixing import normalise
 from patchloom.data.sources import Item, Source, spread
+from patchloom.devices import Device
 from patchloom.errors import PatchloomError
 from patchloom.explaining.weights import scales, sparsity
 from patchloom.inference.items import open_items
@@ -39,6 +40,7 @@ def analyse(
     labels: str | None = None,
     split: str | None = None,
     count: int | None = None,
+    device: Device = "auto",
     console: Console | None = None,
 ) -> dict[str, Any]:
     """All that can be said of models without a picture to explain, as plain JSON.
@@ -59,7 +61,7 @@ def analyse(
     source, items = open_items(data, labels, split, console=console) if data is not None else (None, [])
     found: dict[str, Any] = {"models": {}}
     for model in models:
-        network = open_model(model)
+        network = open_model(model, device=device)
         about: dict[str, Any] = {"model": network.config.name, "scales": scales(network), "sparsity": sparsity(network)}
         if logged := _logged_norms(model):
             about["norms_by_epoch"] = logged
@@ -68,7 +70,7 @@ def analyse(
             about["embeddings"] = _embeddings(network, source, items, count or EMBEDDED)
         found["models"][str(model)] = about
     if len(models) > 1 and data is not None:
-        found["disagreement"] = disagreement(models, data, labels=labels, split=split)
+        found["disagreement"] = disagreement(models, data, labels=labels, split=split, device=device)
     return found
 
 

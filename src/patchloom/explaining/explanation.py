@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from patchloom.data.images import read_image, resize_and_crop, to_rgb
+from patchloom.devices import Device
 from patchloom.errors import PatchloomError, did_you_mean
 from patchloom.explaining.baselines import network_input
 from patchloom.explaining.faithfulness import faithfulness as judge
@@ -84,6 +85,7 @@ def explain(
     top: int | None = None,
     faithfulness: bool = True,
     seed: int = 0,
+    device: Device = "auto",
 ) -> Explanation:
     """Explain what a model says of one picture: a PIL image, a file, or an (H, W, 3) array of uint8.
 
@@ -96,19 +98,20 @@ def explain(
             (thesis Fig. 5.6); None: every class above 10 %.
         faithfulness: Whether to measure it, which takes most of the time.
         seed: Seed of the random maps that it is measured against.
+        device: cpu, cuda:1, mps, ...; by default the accelerator of this machine, else the CPU.
     """
-    with _evaluating(model) as network:
+    with _evaluating(model, device) as network:
         check_top(network, top)
         return _explain(network, image, check_maps(network, maps), target, top, faithfulness, seed)
 
 
 @contextmanager
-def _evaluating(model: Model) -> Iterator[Network]:
+def _evaluating(model: Model, device: Device) -> Iterator[Network]:
     """Its network in eval mode; one that was handed over has every part in its old mode afterwards."""
     given = [] if isinstance(model, str | PathLike) else list(unwrapped(model).modules())
     modes = [module.training for module in given]
     try:
-        yield open_model(model)
+        yield open_model(model, device=device)
     finally:
         for module, mode in zip(given, modes, strict=True):
             module.training = mode

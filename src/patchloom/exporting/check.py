@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -129,13 +130,15 @@ def check_batches(request: Request, pictures: Sequence[Image.Image]) -> Iterator
 @torch.inference_mode()
 def compare(request: Request, run: Runner, pictures: Sequence[Image.Image]) -> Found:
     network, how = request.network, request.network.preprocessing
+    if request.device.type != "cpu":
+        network = copy.deepcopy(network).to(request.device)
     largest = furthest = 0.0
     same: list[bool] = []
     sizes: list[Sizes] = []
     for pixels in check_batches(request, pictures):
-        logits = network(normalise(pixels, how.mean, how.std))
+        logits = network(normalise(pixels.to(request.device), how.mean, how.std))
         assert isinstance(logits, Tensor)
-        want, got = logits.numpy(), np.asarray(run(request.as_input(pixels)))
+        want, got = logits.cpu().numpy(), np.asarray(run(request.as_input(pixels)))
         if not np.isfinite(want).all():
             raise PatchloomError(f"{network.config.name} gives no numbers for an image: its weights are damaged.")
         if got.shape != want.shape:

@@ -16,6 +16,7 @@ from typing import Any
 from PIL import Image
 
 from patchloom import temporary
+from patchloom.devices import Device, choose_device
 from patchloom.errors import PatchloomError
 from patchloom.exporting.check import Found, calibration_crops, compare, find_pictures
 from patchloom.exporting.formats import FORMATS, Artefact, Format, Request, find_format, make
@@ -57,6 +58,7 @@ def export(
     *,
     images: str | PathLike[str] | None = None,
     base: Source | None = None,
+    device: Device = "cpu",
 ) -> Report:
     """Write a network for another program, if what was written computes the same on real images.
 
@@ -69,14 +71,17 @@ def export(
     images               a file, folder or pattern: the images to compare on; by default what a run held out, or photos
                          that installed packages ship
     base                 of a delta: the weights that it was made from
+    device               where the network computes what the file is compared with, by default the CPU, on which the
+                         file runs for the check; the file itself is the same
     """
+    chosen = choose_device(device)
     form = find_format(to, int8, with_preprocessing)
     path = _checked_path(out, to, form)
     _refuse_sources(path, model, base)
     _refuse_other_files(path, to)
     bound = _checked_tolerance(tolerance, int8)
     pictures = find_pictures(images, model)
-    request = Request(_network(model, base), int8, with_preprocessing)
+    request = Request(_network(model, base), int8, with_preprocessing, chosen)
     replaced = path.exists()
     try:
         with _draft_folder(path) as folder:

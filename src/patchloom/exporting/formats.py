@@ -10,13 +10,14 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from patchloom import __version__
@@ -35,6 +36,7 @@ class Request:
     network: Network
     int8: bool
     with_preprocessing: bool
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))  # of the logits to compare with
     calibration: Tensor | None = None  # (N, height, width, C) uint8: int8 takes the ranges of activations from these
 
     @property

@@ -6,8 +6,7 @@ import dataclasses
 from os import PathLike
 from typing import Any
 
-import torch
-
+from patchloom.devices import Device, choose_device
 from patchloom.errors import PatchloomError
 from patchloom.models.foreign import is_foreign
 from patchloom.models.network import Network, unwrapped
@@ -17,8 +16,12 @@ from patchloom.weights.load import load
 Model = Network | str | PathLike[str]
 
 
-def open_model(model: Model, resolution: int | None = None, base: Model | None = None) -> Network:
-    """A network in eval mode, on the GPU where there is one."""
+def open_model(
+    model: Model, resolution: int | None = None, base: Model | None = None, device: Device = "auto"
+) -> Network:
+    """A network in eval mode, on the device that `choose_device` gives; one that is handed over stays where it is,
+    unless a device is named."""
+    chosen = choose_device(device)  # before hours of downloading
     if is_foreign(model):
         raise PatchloomError(f"{model} is a network of timm or ONNX: only `evaluate` and `--disagreement` take those.")
     if isinstance(model, str | PathLike):
@@ -27,7 +30,9 @@ def open_model(model: Model, resolution: int | None = None, base: Model | None =
         network = unwrapped(model)
         if resolution is not None and network.config.img_size != (resolution, resolution):
             raise PatchloomError("Another resolution needs weights that are loaded: save the model, evaluate the file.")
-    return network.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+        if device in (None, "auto"):
+            return network.eval()
+    return network.to(chosen).eval()
 
 
 def test_preprocessing(network: Any, crop_ratio: float | None) -> Preprocessing:

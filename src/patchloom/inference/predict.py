@@ -16,6 +16,7 @@ from patchloom.data.decoding import EXTENSIONS
 from patchloom.data.images import NOTE, read_image, resize_and_crop
 from patchloom.data.mixing import normalise
 from patchloom.data.scan import reason_of
+from patchloom.devices import Device, device_of
 from patchloom.errors import PatchloomError
 from patchloom.inference.models import Model, open_model
 from patchloom.models.fused import fuse
@@ -29,15 +30,17 @@ def predict(
     top: int = 5,
     batch: int = 64,
     base: Model | None = None,
+    device: Device = "auto",
 ) -> list[dict[str, Any]]:
     """For each image file, in order, {path, predictions: [{class, probability}]} or {path, error}; with a `note` where
     float or 32-bit values were scaled to 8 bits.
 
-    `images` are files, folders (all images in them) and glob patterns; `base` is that of a delta.
+    `images` are files, folders (all images in them) and glob patterns; `base` is that of a delta; `device` is
+    the accelerator of this machine by default, else the CPU.
     """
     if top < 1:
         raise PatchloomError(f"At least one class is named, not {top}.")
-    network = fuse(open_model(model, base=base))
+    network = fuse(open_model(model, base=base, device=device))
     several = [images] if isinstance(images, str | PathLike) else list(images)
     paths = [path for given in several for path in expand_images(given)]
     rows: list[dict[str, Any]] = []
@@ -91,7 +94,7 @@ def _predict_batch(network: Network, paths: list[Path], top: int) -> list[dict[s
 @torch.inference_mode()
 def class_probabilities(network: Network, pictures: np.ndarray) -> np.ndarray:
     """Pictures (B, height, width, C) uint8, resized and cropped -> (B, classes)."""
-    how, device = network.preprocessing, next(network.parameters()).device
+    how, device = network.preprocessing, device_of(network)
     logits = network(normalise(torch.from_numpy(pictures).to(device), how.mean, how.std))
     assert isinstance(logits, torch.Tensor)
     return logits.float().softmax(dim=-1).cpu().numpy()

@@ -14,6 +14,7 @@ from patchloom.console import Console
 from patchloom.data.loader import eval_batches
 from patchloom.data.mixing import normalise
 from patchloom.data.sources import Item, Source
+from patchloom.devices import Device, device_of, pins_memory, to_device
 from patchloom.errors import PatchloomError
 from patchloom.inference.items import held_out_by, open_items
 from patchloom.inference.models import Model, open_model, test_preprocessing
@@ -41,6 +42,7 @@ def probe(
     workers: int = 0,
     k: int | None = None,
     temperature: float | None = None,
+    device: Device = "auto",
     console: Console | None = None,
 ) -> dict[str, Any]:
     """top1 and top5 on the held-out images of a probe that the training images fit: the head of the model is not used,
@@ -58,7 +60,7 @@ def probe(
         raise PatchloomError(f"--k is at least 1 and --temperature positive, not {k} and {temperature}.")
     if split in ("train", "all"):
         raise PatchloomError(f"A probe is fitted to the training images: --split {split} would test it on them.")
-    network = fuse(open_model(model, resolution, base))
+    network = fuse(open_model(model, resolution, base, device))
     how, kept = test_preprocessing(network, crop_ratio), held_out_by(model, data)
     source, held_out = open_items(data, labels, split, kept, console=console)
     fitted = (kept.trained(source) if split is None and kept is not None else None) or "train"
@@ -87,10 +89,10 @@ def embeddings(
     network: Network, source: Source, items: Sequence[Item], how: Preprocessing, batch: int = 128, workers: int = 0
 ) -> np.ndarray:
     """The vectors before the head, (N, D) float32, in the order of the items."""
-    device = next(network.parameters()).device
+    device = device_of(network)
     rows = [
-        network.embed(normalise(images.to(device), how.mean, how.std)).float().cpu().numpy()
-        for images, _ in eval_batches(source, range(len(items)), items, how, batch, workers)
+        network.embed(normalise(to_device(images, device), how.mean, how.std)).float().cpu().numpy()
+        for images, _ in eval_batches(source, range(len(items)), items, how, batch, workers, pins_memory(device))
     ]
     return np.concatenate(rows)
 

@@ -65,6 +65,9 @@ def fuse(
         side_by_side: Compute parallel branches of the same shape as one wider branch, not one after another.
     """
     network = copy.deepcopy(unwrapped(model)).eval().requires_grad_(False)
+    if not next(network.parameters()).is_cpu and not int8:  # the faster forms are for the CPU
+        network.class_token_only = class_token_only
+        return network
     if network.fused:
         if int8 or not (kernels and paired and side_by_side):
             raise PatchloomError("This is a fused copy already: fuse the network that it was made from.")

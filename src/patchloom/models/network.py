@@ -182,7 +182,7 @@ class Network(nn.Module):
         return self._answers(self._read(images))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Network:
-        """What `to`, `half`, `cuda` and the like do."""
+        """What `to`, `half`, `double` and the like do."""
         one = next(self.parameters()).new_empty(1, 2, 2, 2)
         after = fn(one) if self.fused else one
         if (after.dtype, after.device, after.stride()) != (one.dtype, one.device, one.stride()):

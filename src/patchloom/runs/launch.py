@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from patchloom.console import Console
+from patchloom.devices import Device, device_name
 from patchloom.errors import PatchloomError, StoppedError
 from patchloom.reading import read_json
 from patchloom.runs.config import config_from_settings, settings_of, with_epochs
@@ -30,12 +31,13 @@ def launch(
     strict: bool = False,
     log: str | None = None,
     console: Console | None = None,
+    device: Device = "auto",
     callbacks: Sequence[Callback] = (),
 ) -> Run:
     """Begin a run in the folder `out`, and train to its end."""
     if restarted() and (Path(out) / "recipe.yaml").exists():
-        return resume(out, console)
-    processes, console = join_processes(), console or Console()
+        return resume(out, console, device=device)
+    processes, console = join_processes(device), console or Console()
     console.quiet = console.quiet or not processes.is_main_process
     console.say(*config.notes)
     check_free(out)
@@ -53,7 +55,7 @@ def start_task(run: Run, loop: Loop) -> Run:
     with run.locked() if processes.is_main_process else nullcontext():
         if processes.is_main_process:
             check_free(run.folder)  # again: another process may have begun a run here meanwhile
-            run.create(loop.task.environment())
+            run.create({**loop.task.environment(), "device": device_name(processes.device)})
         return _train(run, loop)
 
 
@@ -61,11 +63,12 @@ def resume(
     folder: str | PathLike[str],
     console: Console | None = None,
     more_epochs: int = 0,
+    device: Device = "auto",
     callbacks: Sequence[Callback] = (),
 ) -> Run:
     """Continue a run from its last checkpoint, exactly; with `more_epochs`, beyond its end."""
     run = Run.open(Path(folder))
-    processes, console = join_processes(), console or Console()
+    processes, console = join_processes(device), console or Console()
     console.quiet = console.quiet or not processes.is_main_process
     config = read_config(run)
     environment = run.about()

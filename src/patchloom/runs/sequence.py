@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from patchloom.console import Console
+from patchloom.devices import Device
 from patchloom.errors import PatchloomError
 from patchloom.reading import read_json
 from patchloom.runs import launch as single
@@ -31,20 +32,21 @@ def launch(
     strict: bool = False,
     log: str | None = None,
     console: Console | None = None,
+    device: Device = "auto",
 ) -> Run:
     """Both runs, one after the other."""
     folder = Path(out)
     if restarted() and (folder / _FILE).exists():
-        return resume(folder, console)
+        return resume(folder, console, device=device)
     single.check_free(out)
     sequence.check(first)
-    if join_processes().is_main_process:
+    if join_processes(device).is_main_process:
         asked = {"low": settings_of(first), "finish": sequence.to_json(), "strict": strict, "log": log}
         with Run(folder, asked).locked():
             _begin(folder, asked)
-    join_processes().wait()
+    join_processes(device).wait()
     try:
-        return resume(folder, console)
+        return resume(folder, console, device=device)
     except PatchloomError:
         if not (folder / _FIRST / "recipe.yaml").exists():  # refused before it began: the folder stays free
             (folder / _FILE).unlink(missing_ok=True)
@@ -62,20 +64,22 @@ def _begin(folder: Path, asked: dict[str, Any]) -> None:
         raise PatchloomError(f"{folder} cannot be written: {error}.") from error
 
 
-def resume(folder: str | PathLike[str], console: Console | None = None, more_epochs: int = 0) -> Run:
+def resume(
+    folder: str | PathLike[str], console: Console | None = None, more_epochs: int = 0, device: Device = "auto"
+) -> Run:
     """Continue one run, or two in sequence; `more_epochs` are added to the last one."""
     place, console = Path(folder), console or Console()
     if not (place / _FILE).exists() or (place / "recipe.yaml").exists():
-        return single.resume(place, console, more_epochs)
+        return single.resume(place, console, more_epochs, device)
     if more_epochs:
         raise PatchloomError(f"{place} is in its first stage: `patchloom resume {place}` first.")
     first, sequence, options = _read(place / _FILE)
-    options["console"] = console
+    options |= {"console": console, "device": device}
     console.say(f"Stage 1 of 2, in {place / _FIRST}.")
     if not (place / _FIRST / "recipe.yaml").exists():
         single.launch(first, place / _FIRST, **options)
     elif not (place / _FIRST / "export" / "model.json").exists():  # written last
-        single.resume(place / _FIRST, console)
+        single.resume(place / _FIRST, console, device=device)
     console.say(f"Stage 2 of 2, {sequence.describe()}.")
     return single.launch(sequence.second(first, place / _FIRST), place, **options)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from patchloom import __version__
+from patchloom.devices import Device
 from patchloom.errors import PatchloomError, did_you_mean
 from patchloom.inference.models import open_model
 from patchloom.models.fused import fuse
@@ -64,19 +65,21 @@ class Hosting:
     """All models that are served. A reload loads them anew beside the old ones, then takes their place at once;
     requests that have a model keep it until they are answered."""
 
-    def __init__(self, sources: Sequence[str], base: str | None = None, int8: bool = False) -> None:
+    def __init__(
+        self, sources: Sequence[str], base: str | None = None, int8: bool = False, device: Device = "auto"
+    ) -> None:
         if int8 and base is not None:
             raise PatchloomError("--int8 needs weights of its own for each model, --base shares them: choose one.")
         self.sources = list(sources)
-        self.base, self.int8 = base, int8
+        self.base, self.int8, self.device = base, int8, device
         self._reloading = threading.Lock()
         self.models = self._load()
 
     def _load(self) -> dict[str, HostedModel]:
-        base = None if self.base is None else open_model(self.base)
+        base = None if self.base is None else open_model(self.base, device=self.device)
         models: dict[str, HostedModel] = {}
         for name, source in named(self.sources).items():
-            network = base if base is not None and source == self.base else _open(source, base)
+            network = base if base is not None and source == self.base else _open(source, base, self.device)
             if network.config.in_chans != 3:
                 raise PatchloomError(f"{source} takes {network.config.in_chans} channels; a photo has 3.")
             models[name] = HostedModel(name, network, shared=base is not None, int8=self.int8)
@@ -102,10 +105,10 @@ class Hosting:
         return models[name]
 
 
-def _open(source: str, base: Network | None) -> Network:
+def _open(source: str, base: Network | None, device: Device) -> Network:
     """A delta shares the tensors of the base; anything else stands for itself."""
     is_delta = base is not None and Path(source).is_file() and "delta" in read(Path(source)).about
-    return open_model(source, base=base if is_delta else None)
+    return open_model(source, base=base if is_delta else None, device=device)
 
 
 def named(sources: Sequence[str]) -> dict[str, str]:

@@ -17,6 +17,7 @@ import uvicorn
 from PIL import Image
 
 from patchloom.console import Console
+from patchloom.devices import Device, choose_device
 from patchloom.errors import PatchloomError
 from patchloom.serve.app import make_app, reload_models
 from patchloom.serve.connections import ACCEPTED_AT_ONCE, AcceptErrors, Connections, most_connections
@@ -32,13 +33,14 @@ def serve(
     settings: Settings,
     base: str | None = None,
     int8: bool = False,
+    device: Device = "auto",
     console: Console | None = None,
 ) -> None:
     """Serve models until SIGTERM or SIGINT; SIGHUP loads them anew."""
     console = console or Console(sys.stderr)
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # pixels are counted before Pillow decodes any
     with _bound(settings) as listener:
-        service = Service(Hosting(sources, base, int8), settings)
+        service = Service(Hosting(sources, base, int8, choose_device(device)), settings)
         asyncio.run(_serve(service, listener, console))
     cut_off = service.metrics.unanswered
     console.say(f"Stopped; {cut_off} requests were cut off." if cut_off else "Stopped; every request was answered.")

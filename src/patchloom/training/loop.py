@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from patchloom.console import Console, duration
 from patchloom.data.randomness import seed_of
+from patchloom.devices import to_device
 from patchloom.errors import InterruptedWork, PatchloomError, StoppedError
 from patchloom.recipes.recipe import Recipe
 from patchloom.training.averaging import Average
@@ -31,7 +32,7 @@ from patchloom.training.processes import Processes
 from patchloom.training.run import Run
 from patchloom.training.schedule import learning_rate, total_steps, weight_decay
 from patchloom.training.sharding import fill, like, shard_module
-from patchloom.training.task import Result, Task, move, split
+from patchloom.training.task import Result, Task, split
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _EMA, _OPTIMIZER, _STATE = "ema", "optimizer", "state"  # parts of a checkpoint, beside the names of the modules
@@ -369,7 +370,7 @@ class Loop:
         for i, part in enumerate(parts):
             if i and self._signal and self.processes.count == 1:  # nothing but statistics has changed yet
                 raise _StopAsked
-            moved = move(part, self.processes.device)
+            moved = to_device(part, self.processes.device)
             with self._gradients_stay(i < len(parts) - 1):
                 with autocast(self.recipe.precision, self.processes.device):
                     losses = self.engine(moved, step, i)

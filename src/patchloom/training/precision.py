@@ -10,6 +10,7 @@ from functools import cache
 
 import torch
 
+from patchloom.devices import supports
 from patchloom.errors import PatchloomError
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -29,8 +30,14 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[Non
 
 
 def check_precision(precision: str, device: torch.device) -> None:
-    """Refuse a precision that would kill the process: some machines advertise AMX and then fail on it."""
-    if precision != "float32" and device.type == "cpu" and (why := why_not(precision)):
+    """Refuse a precision that the device does not have, or that would kill the process: some processors advertise AMX
+    and then fail on it."""
+    if precision == "float32":
+        return
+    if device.type != "cpu":
+        if not (torch.amp.is_autocast_available(device.type) and supports(device, _DTYPES[precision])):
+            raise PatchloomError(f"precision={precision} is not available on {device}: use precision=float32.")
+    elif why := why_not(precision):
         raise PatchloomError(
             f"precision={precision} {why}: use precision=float32, or set ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16 and try "
             f"again."

@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from patchloom.devices import Device, choose_device, make_current, process_backend, supports
+
 
 @dataclass(frozen=True)
 class Processes:
@@ -45,7 +47,8 @@ class Processes:
         """The sum of a number over processes."""
         if self.count == 1:
             return value
-        summed = torch.tensor(value, dtype=torch.float64, device=self.device)
+        dtype = torch.float64 if supports(self.device, torch.float64) else torch.float32
+        summed = torch.tensor(value, dtype=dtype, device=self.device)
         dist.all_reduce(summed)
         return float(summed)
 
@@ -69,16 +72,14 @@ def restarted() -> bool:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
-def join_processes() -> Processes:
-    """Join the processes that torchrun started, or be the only one."""
+def join_processes(device: Device = "auto") -> Processes:
+    """Join the processes that torchrun started, or be the only one; `device` is what `choose_device` takes."""
     count, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
-    local = int(os.environ.get("LOCAL_RANK", "0"))
-    device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    chosen = choose_device(device)
+    make_current(chosen)
     if count > 1 and not dist.is_initialized():
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    return Processes(rank, count, device)
+        dist.init_process_group(process_backend(chosen))
+    return Processes(rank, count, chosen)
 
 
 def leave_processes() -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from patchloom import temporary
+from patchloom.devices import available_devices, device_name
 from patchloom.errors import PatchloomError, StoppedError
 from patchloom.reading import parse_json, read_file
 from patchloom.training.checkpoints import Checkpoints
@@ -210,7 +211,7 @@ def environment() -> dict[str, Any]:
             "cores": os.cpu_count(),
             "threads": torch.get_num_threads(),
             "capability": torch.backends.cpu.get_cpu_capability(),
-            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+            "accelerators": [device_name(torch.device(name)) for name in available_devices()[1:]],
         },
         "git": _git_state(),
         "command": sys.argv,

@@ -118,11 +118,6 @@ def first_tensor(batch: Any) -> Tensor:
     return batch
 
 
-def move(batch: Any, device: torch.device) -> Any:
-    """A batch on the device, in the same nesting."""
-    return _each(batch, lambda tensor: tensor.to(device, non_blocking=True))
-
-
 def split(batch: Any, parts: int) -> list[Any]:
     """A batch in equal parts along the first dimension of its tensors."""
     if parts == 1:

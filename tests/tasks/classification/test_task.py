@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from patchloom.tasks.classification.train import train
 from safetensors.torch import load_file
 
 import patchloom
@@ -23,7 +24,6 @@ from patchloom.runs.config import plan_job
 from patchloom.runs.launch import resume
 from patchloom.runs.plan import measure_plan, plan_lines
 from patchloom.tasks.classification.task import Classify
-from patchloom.tasks.classification.train import train
 from patchloom.training.loop import Loop
 from patchloom.training.precision import survives, why_not
 from patchloom.training.run import Run

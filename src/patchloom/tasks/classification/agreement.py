@@ -14,6 +14,7 @@ import torch
 from patchloom.console import Console
 from patchloom.data.images import resize_and_crop
 from patchloom.data.mixing import normalise
+from patchloom.devices import Device
 from patchloom.errors import PatchloomError
 from patchloom.inference.items import RunSplit, held_out_by, open_items
 from patchloom.inference.models import open_model
@@ -34,6 +35,7 @@ def disagreement(
     labels: str | None = None,
     split: str | None = None,
     batch: int = 128,
+    device: Device = "auto",
     console: Console | None = None,
 ) -> dict[str, Any]:
     """The share of images on which two deciders differ: the truth, every model, and of a distilled one both heads.
@@ -50,12 +52,12 @@ def disagreement(
     cosines: dict[str, list[float]] = {}
     parameters: dict[str, float] = {}
     for model in models:
-        network, label = ready(model), str(model)
+        network, label = ready(model, device=device), str(model)
         placed = relabel(items, source, network, {}, console)
         answers: dict[str, Any] = {label: None}
         if network.head_distill is not None:
             answers |= {f"{label} ({head})": head_answer(network, head) for head in ("class", "distill")}
-            plain = open_model(model)
+            plain = open_model(model, device=device)
             cosines[label] = _cosines(plain, source, items)
             parameters[label] = token_parameter_cosine(plain)
         # an output that is a class of the data has the data's name for it, any other the model's own

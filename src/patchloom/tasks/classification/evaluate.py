@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from patchloom.console import Console
 from patchloom.data.sources import Item, Source
+from patchloom.devices import Device, choose_device
 from patchloom.errors import PatchloomError
 from patchloom.inference.items import held_out_by, open_items
 from patchloom.inference.models import Model, open_model, test_preprocessing
@@ -47,6 +47,7 @@ def scores(
     strict: bool = False,
     class_map: Mapping[str, str] | None = None,
     int8: bool = False,
+    device: Device = "auto",
     imagenet_only: bool = False,
     images: tuple[Source, list[Item]] | None = None,
     console: Console | None = None,
@@ -61,12 +62,13 @@ def scores(
     base         of a delta: the weights that it was made from
     class_map    the data's class names -> the model's names, or its class indices where it has no names
     int8         with products of bytes, see `patchloom.fuse`
+    device       cpu, cuda:1, mps, ...; by default the accelerator of this machine, else the CPU
     imagenet_only   refuse a model without ImageNet's 1000 classes before the first image: `real_accuracy` needs them
     images       what `open_items` gives for the data, where several evaluations share it; else it is opened here
     """
     if batch < 1 or workers < 0:
         raise PatchloomError(f"A batch has at least one image, and workers are 0 or more: {batch}, {workers}.")
-    network = ready(model, resolution, base, int8)
+    network = ready(model, resolution, base, int8, device)
     if imagenet_only:
         real_order(network.class_names or tuple(map(str, range(network.config.num_classes))))
     how = test_preprocessing(network, crop_ratio)
@@ -77,15 +79,19 @@ def scores(
 
 
 def ready(
-    model: Model, resolution: int | None = None, base: Model | None = None, int8: bool = False
+    model: Model,
+    resolution: int | None = None,
+    base: Model | None = None,
+    int8: bool = False,
+    device: Device = "auto",
 ) -> Network | ForeignNetwork:
     """A network as it is evaluated: ours fused, one of timm or in an ONNX file as it is."""
     if not is_foreign(model):
-        return fuse(open_model(model, resolution, base), int8=int8)
+        return fuse(open_model(model, resolution, base, device), int8=int8)
     if base is not None or int8:
         raise PatchloomError(f"--base and --int8 are for networks of patchloom, not for {model}.")
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return ForeignNetwork(open_teacher(str(model), device, {} if resolution is None else {"img_size": resolution}))
+    hints = {} if resolution is None else {"img_size": resolution}
+    return ForeignNetwork(open_teacher(str(model), choose_device(device), hints))
 
 
 def real_accuracy(result: Scores, labels: Any) -> dict[str, float]:

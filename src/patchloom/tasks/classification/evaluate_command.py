@@ -131,6 +131,7 @@ def _run_disagreement(options: argparse.Namespace) -> Output:
         labels=options.labels,
         split=options.split,
         batch=options.batch,
+        device=options.device,
         console=Console(sys.stderr),
     )
     if options.figure:
@@ -166,6 +167,7 @@ def _run_probe(options: argparse.Namespace) -> Output:
         workers=options.workers or 0,
         k=options.k,
         temperature=options.temperature,
+        device=options.device,
         console=Console(sys.stderr),
     )
     line = (
@@ -216,6 +218,7 @@ def _score_options(options: argparse.Namespace) -> dict[str, Any]:
         "strict": options.strict or options.real is not None,  # ReaL counts files by number: none may be left out
         "class_map": read_json(options.class_map) if options.class_map else None,
         "int8": options.int8,
+        "device": options.device,
         "imagenet_only": options.real is not None,
         "console": Console(sys.stderr),
     }
@@ -275,7 +278,7 @@ def _predict(options: argparse.Namespace) -> Output:
 
     if not options.inputs:
         raise PatchloomError("predict needs images: patchloom predict FROM IMAGE ...")
-    rows = predict(options.model, options.inputs, top=options.top, base=options.base)
+    rows = predict(options.model, options.inputs, top=options.top, base=options.base, device=options.device)
     lines = []
     for row in rows:
         classes = ", ".join(f"{p['class']} {p['probability']:.1%}" for p in row.get("predictions", ()))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from patchloom.data.loader import eval_batches
 from patchloom.data.mixing import normalise
 from patchloom.data.sources import Item, Source
+from patchloom.devices import device_of, pins_memory, to_device
 from patchloom.errors import PatchloomError
 from patchloom.inference.intervals import wilson_interval
 from patchloom.models.preprocessing import Preprocessing
@@ -101,7 +102,7 @@ def score(
 ) -> Scores:
     """Send every image through the network once. The labels of `items` are places in the network's outputs; `answer`
     gives logits in another way than the network itself."""
-    processes = processes or Processes()
+    processes = processes or Processes(device=device_of(network))
     was_training = network.training
     network.eval()
     mine = list(range(processes.rank, len(items), processes.count))
@@ -109,10 +110,13 @@ def score(
     padded = mine + [0] * (-(-len(items) // processes.count) - len(mine))
     rows = [np.empty((0, 5))]
     try:
-        with closing(eval_batches(source, padded, items, how, batch, workers)) as batches:
+        with closing(
+            eval_batches(source, padded, items, how, batch, workers, pins_memory(processes.device))
+        ) as batches:
             for images, targets in batches:
-                x = normalise(images.to(processes.device), how.mean, how.std)
-                rows.append(_rows((answer or network)(x).float(), targets.to(processes.device)))
+                images, targets = to_device((images, targets), processes.device)
+                x = normalise(images, how.mean, how.std)
+                rows.append(_rows((answer or network)(x).float(), targets))
                 after_batch()
     finally:
         network.train(was_training)
@@ -151,4 +155,4 @@ def _rows(logits: torch.Tensor, labels: torch.Tensor) -> np.ndarray:
     rank = torch.where(logits.isfinite().all(dim=-1), rank, logits.shape[-1])
     loss = nn.functional.cross_entropy(logits, labels, reduction="none")
     columns = (labels, predicted, confidence, rank, loss)
-    return torch.stack([column.double() for column in columns], dim=1).cpu().numpy()
+    return torch.stack([column.cpu().double() for column in columns], dim=1).numpy()

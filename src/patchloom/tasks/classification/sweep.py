@@ -60,12 +60,12 @@ def sweep(
 def _check_values(model: Model, base: Model | None, setting: str, values: Sequence[Any], fixed: dict[str, Any]) -> None:
     """Refuse a wrong value before time is spent on those before it."""
     if setting == "crop_ratio":
-        network = ready(model, fixed.get("resolution"), base)
+        network = ready(model, fixed.get("resolution"), base, device=fixed.get("device"))
         for ratio in values:
             test_preprocessing(network, ratio)
     else:
         for size in values:
-            test_preprocessing(ready(model, size, base), fixed.get("crop_ratio"))
+            test_preprocessing(ready(model, size, base, device=fixed.get("device")), fixed.get("crop_ratio"))
 
 
 def sweep_text(rows: Sequence[dict[str, Any]]) -> str:

@@ -16,6 +16,7 @@ from patchloom.data.order import Order, Steps
 from patchloom.data.sources import spread
 from patchloom.data.transforms import Augment, OneView
 from patchloom.data.workers import Batches, load_batches
+from patchloom.devices import pins_memory
 from patchloom.inference.norms import branch_norms
 from patchloom.models.network import Network
 from patchloom.recipes.recipe import Recipe
@@ -63,7 +64,7 @@ class Classification(Task):
         view, recipe = OneView(augment, self.network.config.img_size), self.recipe
         samples = Samples(self.source, self.split.train, view, recipe.seed, fast=augment.pixels == "fast")
         steps = Steps(self.order, start, end, self.processes.rank, self.processes.count)
-        return load_batches(samples, steps, recipe.workers)
+        return load_batches(samples, steps, recipe.workers, pin=pins_memory(self.processes.device))
 
     def mixed(self, batch: tuple[Tensor, Tensor], step: int, part: int) -> tuple[Tensor, Tensor]:
         """Normalised, erased, mixed images (B, C, height, width) and their soft targets (B, classes)."""

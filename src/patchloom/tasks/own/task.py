@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from patchloom.console import Console
 from patchloom.data.order import Order, Steps
 from patchloom.data.workers import Batches, load_batches
+from patchloom.devices import pins_memory, to_device
 from patchloom.errors import PatchloomError
 from patchloom.recipes.recipe import Recipe
 from patchloom.tasks.own.config import OwnConfig
@@ -20,7 +21,7 @@ from patchloom.tasks.own.finish import finish
 from patchloom.tasks.own.samples import Samples
 from patchloom.training.processes import Processes
 from patchloom.training.run import Run
-from patchloom.training.task import Metric, Result, Task, first_tensor, move
+from patchloom.training.task import Metric, Result, Task, first_tensor
 
 MODEL = "model"
 Loss = Callable[[Any, Any], Tensor]
@@ -57,7 +58,7 @@ class Supervised(Task):
 
     def batches(self, start: int, end: int) -> Batches:
         steps = Steps(self.order, start, end, self.processes.rank, self.processes.count)
-        return load_batches(self.train_samples, steps, self.recipe.workers)
+        return load_batches(self.train_samples, steps, self.recipe.workers, pin=pins_memory(self.processes.device))
 
     def losses(self, batch: Any, step: int, part: int) -> dict[str, Tensor]:  # noqa: ARG002 - nothing is drawn here
         return {"loss": self._loss_sum(self.modules[MODEL], batch)[0]}
@@ -88,7 +89,7 @@ class Supervised(Task):
         try:
             with closing(load_batches(self.held_out, mine, self.recipe.workers)) as batches:
                 for batch in batches:
-                    inputs, targets = batch = move(batch, device)
+                    inputs, targets = batch = to_device(batch, device)
                     value, outputs = self._loss_sum(model, batch)
                     loss, count = loss + float(value), count + len(first_tensor(inputs))
                     classified = classified and _are_classes(outputs, targets)
