@@ -104,7 +104,7 @@ class Hosting:
 
 def _open(source: str, base: Network | None) -> Network:
     """A delta shares the tensors of the base; anything else stands for itself."""
-    is_delta = base is not None and Path(source).is_file() and "delta" in read(Path(source)).about
+    is_delta = base is not None and Path(source).is_file() and "delta" in read(Path(source)).metadata
     return open_model(source, base=base if is_delta else None)
 
 
