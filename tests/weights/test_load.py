@@ -236,7 +236,7 @@ def test_our_own_files_are_not_contradicted(tmp_path: Path) -> None:
     same_function(model, patchloom.load(tmp_path / "own.safetensors", heads=3, source_size=32, drop_path=0.1))
     for hints, words in [
         ({"heads": 6}, "heads=3, which contradicts 6"),
-        ({"source_size": (16, 64)}, r"source_size is \(32, 32\); \(16, 64\)"),
+        ({"source_size": (16, 64)}, r"source_size=\(32, 32\), which contradicts \(16, 64\)"),
         ({"headz": 6}, "'heads'"),
     ]:
         with pytest.raises(PatchloomError, match=words):

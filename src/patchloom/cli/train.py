@@ -9,7 +9,7 @@ import sys
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from patchloom.cli.output import print_json, speaks
+from patchloom.cli.output import is_main_process, print_json
 
 
 def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
@@ -130,7 +130,7 @@ def run_train(options: argparse.Namespace) -> None:
         plan = measure_plan(job, console, options.strict)
         plans = [plan, *([measure_plan(finish.plan(job), console, options.strict)] if finish else [])]
         leave_processes()
-        if options.json and speaks():
+        if options.json and is_main_process():
             print_json({**plan, "stages": plans})
         return
     common = {"strict": options.strict, "log": options.log, "console": console}
@@ -253,7 +253,7 @@ def run_resume(options: argparse.Namespace) -> None:
 def _console(options: argparse.Namespace) -> Any:
     from patchloom.console import Console
 
-    return Console(sys.stderr if options.json else sys.stdout, quiet=not speaks())
+    return Console(sys.stderr if options.json else sys.stdout, quiet=not is_main_process())
 
 
 def _print_last(options: argparse.Namespace, run: Any, console: Any) -> None:
@@ -262,7 +262,7 @@ def _print_last(options: argparse.Namespace, run: Any, console: Any) -> None:
 
     leave_processes()
     records = [row for row in run.records() if row.get("event") == "epoch"]
-    if options.json and speaks():
+    if options.json and is_main_process():
         print_json(records[-1] if records else None)
     if records and "top1_interval" in records[-1]:
         console.say(f"Top-1 on held-out images: {interval_text(records[-1])}.")
