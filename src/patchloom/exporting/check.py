@@ -143,7 +143,7 @@ def compare(request: Request, run: Runner, pictures: Sequence[Image.Image]) -> C
             raise PatchloomError(f"The output of {network.config.name} is NaN: its weights are damaged.")
         if got.shape != want.shape:
             raise PatchloomError(
-                f"The exported program returns logits of shape {got.shape} instead of {want.shape}. Nothing was written."
+                f"The exported program returns {got.shape} instead of {want.shape}. Nothing was written."
             )
         largest = max(largest, float(np.abs(want).max()))
         furthest = float(np.maximum(furthest, np.abs(got - want).max()))  # np.maximum keeps NaN, max would not
