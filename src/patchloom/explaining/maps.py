@@ -134,8 +134,8 @@ def _suffix(token: int) -> str:
 
 
 def _class_attention(outputs: Outputs) -> dict[str, Tensor]:
-    """The mean over heads in the last block of a ViT, or in CaiT's first class-attention layer, which attends to the object,
-    while the second one attends to the whole image (CaiT 4.2, D.1)."""
+    """The mean over heads in the last block of a ViT, or in CaiT's first class-attention layer: that one attends to
+    the object, the second one to the whole image (CaiT 4.2, D.1)."""
     rows = token_attention(outputs)
     last = f"blocks.{len(outputs.network.blocks) - 1}."
     chosen = [rows[name] for name in rows if name.startswith("pool.0." if outputs.network.join_at is None else last)]
@@ -158,8 +158,8 @@ def _per_class(outputs: Outputs) -> dict[str, Tensor]:
 
 
 def _rollout(outputs: Outputs) -> dict[str, Tensor]:
-    """Attention rollout (Abnar and Zuidema): the flow from each patch to the class token by attention and shortcuts, the
-    product over blocks of (I + sum over branches of A) / (1 + branches), with A averaged over heads."""
+    """Attention rollout (Abnar and Zuidema): the flow from each patch to the class token by attention and shortcuts,
+    the product over blocks of (I + sum over branches of A) / (1 + branches), with A averaged over heads."""
     prefix, height, width = outputs.layout
     flow = torch.eye(height * width, device=outputs.x.device)
     for i in range(len(outputs.network.blocks)):

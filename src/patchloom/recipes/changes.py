@@ -1,4 +1,4 @@
-"""`key=value` changes of a recipe, from words or from Python values."""
+"""Changes of a recipe, from `key=value` words or Python values, and the config of the network that it trains."""
 
 from __future__ import annotations
 
@@ -19,15 +19,18 @@ _SET = "set for this run"
 
 
 def parse_words(words: Iterable[str], extra: Collection[str] = ()) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Changes of the recipe, and of the model (`model.depth=2`), from `key=value` words; the last of a key wins.
-    `extra` keys have one number a colour, or one for all (`mean=0.5`)."""
+    """Changes of the recipe, and of the model (`model.depth=2`), from `key=value` words; the last value of a key wins.
+
+    Keys in `extra` take one number per colour channel, or one for all (`mean=0.5`). Raises PatchloomError for unknown
+    keys and invalid values.
+    """
     changes: dict[str, Any] = {}
     options: dict[str, Any] = {}
     hints = get_type_hints(Recipe)
     for word in words:
         key, equals, value = word.partition("=")
         if not equals:
-            raise PatchloomError(f"{word!r} is not a setting: settings are written key=value.")
+            raise PatchloomError(f"{word!r} is not a setting. Write settings as key=value.")
         if key.startswith("model."):
             options[key.removeprefix("model.")] = _guess(value)
             continue
@@ -46,21 +49,21 @@ def parse_words(words: Iterable[str], extra: Collection[str] = ()) -> tuple[dict
 
 
 def is_set_for_run(source: str) -> bool:
-    """Whether the source of a value says that the user gave it."""
+    """Whether the source of a value marks it as set by the user."""
     return source.startswith(_SET)
 
 
 def apply_changes(recipe: Recipe, changes: Mapping[str, Any], model: Config | None = None) -> tuple[Recipe, list[str]]:
-    """The recipe with changes, and sentences on what follows from them.
+    """The changed recipe, and one sentence for each field that changes as a consequence.
 
-    Fields that are not named follow those that are: the rate follows the batch where the recipe scales it, warm-up and
-    step decay keep their share of a shorter run, a paper's own rules for longer runs, other batches or resolutions
-    apply, a constant rate stays constant, and the floor of the rate is never above a rate that was changed.
+    Fields that are not set follow those that are: the learning rate scales with the batch if the recipe says so,
+    warm-up and step decay keep their share of a shorter run, the rules of the paper for longer runs, other batches or
+    resolutions apply, a constant learning rate stays constant, and min_lr never exceeds a changed learning rate.
     """
     named = {_ALIASES.get(key, key): value for key, value in changes.items()}
     changed, notes = recipe.replace(**named), []
-    said = {name: f"{_SET}; {recipe.name} has {getattr(recipe, name)}" for name in named}
-    changed = dataclasses.replace(changed, sources={**recipe.sources, **said})
+    sources = {name: f"{_SET}; {recipe.name} has {getattr(recipe, name)}" for name in named}
+    changed = dataclasses.replace(changed, sources={**recipe.sources, **sources})
     for name, (value, source) in _consequences(recipe, changed, model).items():
         if name not in named and value != getattr(changed, name):
             notes.append(f"{name} {_text(value)}: {source}.")
@@ -73,7 +76,7 @@ def apply_changes(recipe: Recipe, changes: Mapping[str, Any], model: Config | No
 
 
 def _consequences(recipe: Recipe, changed: Recipe, model: Config | None) -> dict[str, Cited]:
-    """Fields that follow from changed ones, with the reasons."""
+    """Fields that follow from changed ones, each with its new value and the reason."""
     found: dict[str, Cited] = {}
     if recipe.lr_scaling == "linear" and changed.batch_size != recipe.batch_size:
         lr = recipe.lr * changed.batch_size / recipe.batch_size
@@ -96,13 +99,13 @@ def _consequences(recipe: Recipe, changed: Recipe, model: Config | None) -> dict
     return found
 
 
-_RULED = ("epochs", "batch_size", "resolution")  # changes that a paper may have a rule for
+_RULED = ("epochs", "batch_size", "resolution")  # fields whose change may trigger a rule of the paper
 
 
 def network_config(config: Config, recipe: Recipe, num_classes: int, options: Mapping[str, Any]) -> Config:
-    """A model's config as the recipe trains it: size, stochastic depth, dropout and scales, then the user's options.
+    """The config of a model for a recipe: image size, stochastic depth, dropout and scales, then the user's options.
 
-    A family without a choice (ResMLP always has LayerScale, and the same drop rate in every block) keeps its own.
+    Families without a choice keep theirs: ResMLP always has LayerScale and the same drop rate in every block.
     """
     own: dict[str, Any] = {"num_classes": num_classes}
     fields = {field.name for field in dataclasses.fields(config)}
@@ -121,7 +124,7 @@ def network_config(config: Config, recipe: Recipe, num_classes: int, options: Ma
 
 
 def _scale(config: Any, recipe: Recipe, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The scale of a ViT's branches and its start. Only what starts at LayerScale's value takes it from the recipe."""
+    """The scale of the branches of a ViT and its initial value, which only LayerScale and "epsilon" take from the recipe."""
     scale = options.get("scale", recipe.scale or config.scale)
     if scale in ("layerscale", "epsilon"):
         value = config.scale_value if recipe.layerscale is None else recipe.layerscale
@@ -132,14 +135,15 @@ def _scale(config: Any, recipe: Recipe, options: Mapping[str, Any]) -> dict[str,
 def as_built(
     recipe: Recipe, network: Config, explicit: Collection[str], trained: bool, scales_from: str | None = None
 ) -> Recipe:
-    """The recipe with what the network has of it, so that a run records what it trains.
+    """The recipe with the values that the network really has, so that a run records what it trains.
 
-    explicit      the fields that the user set: one that the network does not take is refused
-    trained       the network starts from weights, which hold its scales
-    scales_from   the weights whose scales it starts from
+    Args:
+        explicit: The fields that the user set. PatchloomError is raised if the network has another value.
+        trained: Whether the network starts from weights, which include its scales.
+        scales_from: The weights whose scales the network starts from, if any.
     """
     start = network.scale_start
-    decay = None if network.family == "convnet" else "uniform"  # timm's convnets have their own way to spread drop_path
+    decay = None if network.family == "convnet" else "uniform"  # timm's convnets distribute drop_path in their own way
     has = {
         "drop_path": network.drop_path,
         "drop_path_decay": getattr(network, "drop_path_decay", decay),
@@ -163,7 +167,7 @@ def as_built(
 
 
 def keep_scales(recipe: Recipe) -> Recipe:
-    """The recipe for weights that are trained already: their scales stay what they are."""
+    """The recipe for trained weights, whose scales are kept."""
     return recipe.replace(scale=None, layerscale=None)
 
 
@@ -177,7 +181,7 @@ def _parse(key: str, text: str, hint: Any) -> Any:
         return text
     if origin in (Union, types.UnionType):
         hint, *_ = (choice for choice in get_args(hint) if choice is not type(None))
-        named = get_origin(hint) is Literal and text in get_args(hint)  # scale=none is a scale, not "as the model says"
+        named = get_origin(hint) is Literal and text in get_args(hint)  # scale=none is a scale, not a missing value
         if text.lower() in ("none", "null") and not named:
             return None
         return _parse(key, text, hint)
@@ -187,24 +191,26 @@ def _parse(key: str, text: str, hint: Any) -> Any:
         words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
         if text.lower() in words:
             return words[text.lower()]
-        raise PatchloomError(f"{key} is true or false, not {text!r}.")
+        raise PatchloomError(f"{key} must be true or false, not {text!r}.")
     try:
         return hint(text)
     except ValueError as error:
         kind = {int: "a whole number", float: "a number"}.get(hint, str(hint))
-        raise PatchloomError(f"{key} is {kind}, not {text!r}.") from error
+        raise PatchloomError(f"{key} must be {kind}, not {text!r}.") from error
 
 
 def _colours(key: str, text: str) -> tuple[float, ...]:
     try:
         numbers = tuple(float(part) for part in text.strip("()[]").split(","))
     except ValueError as error:
-        raise PatchloomError(f"{key} is one number, or one a colour: {key}=0.5,0.5,0.5, not {text!r}.") from error
+        raise PatchloomError(
+            f"{key} must be one number, or one per colour as in {key}=0.5,0.5,0.5, not {text!r}."
+        ) from error
     return numbers * 3 if len(numbers) == 1 else numbers
 
 
 def _guess(text: str) -> Any:
-    """A model option as the value that it looks like; its config checks the type."""
+    """Parse a model option as JSON or Python literal; the config checks the type."""
     word = text.strip()
     if word in ("True", "False", "None"):
         return {"True": True, "False": False, "None": None}[word]

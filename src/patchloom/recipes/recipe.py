@@ -1,4 +1,4 @@
-"""A training procedure as one flat, frozen, typed value: what a paper's table says, and where it says so."""
+"""A training recipe as one flat, frozen, typed value: the values of a paper, each with its source."""
 
 from __future__ import annotations
 
@@ -26,15 +26,18 @@ _NOT_NEGATIVE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Every field is a `key=value` of `patchloom train`. `sources` says where each value comes from."""
+    """A training recipe. Every field is a `key=value` setting of `patchloom train`; `sources` has the source of each value.
+
+    Raises PatchloomError for values out of range.
+    """
 
     name: str
-    summary: str = ""  # one line: what it trains, and for how long
+    summary: str = ""  # one line for people
 
-    # how long, and with what
+    # duration, batch and images
     epochs: int = field(default=300, metadata={"most": 1_000_000})
     batch_size: int = 1024  # global: over all processes and accumulated steps
-    accumulate: int = 1  # steps whose gradients are added up to one update; the batch is divided by it
+    accumulate: int = 1  # micro-batches per update; the batch is divided by it
     resolution: int | None = 224  # of training and evaluation; None: the model's own
     seed: int = field(default=0, metadata={"least": 0})
 
@@ -42,7 +45,7 @@ class Recipe:
     optimizer: Literal["adamw", "lamb", "sgd"] = "adamw"
     lr: float = 1e-3  # effective, at `batch_size`
     head_lr: float | None = None  # the peak rate of the heads; None: lr
-    lr_scaling: Literal["linear", "none"] = "none"  # what becomes of lr when only batch_size is changed
+    lr_scaling: Literal["linear", "none"] = "none"  # whether lr follows a change of batch_size alone
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     momentum: float = 0.9  # of SGD
@@ -74,7 +77,7 @@ class Recipe:
     three_augment: tuple[str, ...] = THREE_AUGMENT  # of augmentation "three": the parts to choose from (Table 6.2)
     magnitude: float = 9.0  # of RandAugment
     color_jitter: float = 0.0
-    affine: float = 0.0  # small moves: rotation by up to 90 degrees times this, shift and zoom by up to this share
+    affine: float = 0.0  # rotation by up to 90 degrees times this, shift and zoom by up to this share
     erasing: float = 0.25
     mixup: float = 0.8
     cutmix: float = 1.0
@@ -85,11 +88,11 @@ class Recipe:
     pixels: Literal["exact", "fast"] = "exact"  # of a JPEG; fast: decoded coarser, no smaller than the crop needs
 
     # network
-    drop_path: float | None = None  # None: as the model says
-    drop_path_decay: Literal["uniform", "linear"] | None = None  # over the blocks; None: as the model says
-    dropout: float | None = None  # None: as the model says
-    scale: ScaleName | None = None  # of residual branches: "layerscale", "none", ...; None: as the model says
-    layerscale: float | None = None  # LayerScale's start; None: as the model says
+    drop_path: float | None = None  # None: as in the model
+    drop_path_decay: Literal["uniform", "linear"] | None = None  # over the blocks; None: as in the model
+    dropout: float | None = None  # None: as in the model
+    scale: ScaleName | None = None  # of residual branches: "layerscale", "none", ...; None: as in the model
+    layerscale: float | None = None  # LayerScale's start; None: as in the model
 
     # fine-tuning
     tune: Literal["all", "attention", "ffn", "head"] = "all"  # the parameters that `finetune` trains
@@ -98,7 +101,7 @@ class Recipe:
     ema: float = 0.0  # decay of the averaged weights; 0: none
     ema_warmup: bool = True  # a decay of (1 + t) / (10 + t) while that is smaller
     test_crop_ratio: float = 0.875
-    log_norms: bool = False  # log how much each residual branch adds, at every evaluation (thesis Fig. 3.6)
+    log_norms: bool = False  # log the relative norm of each residual branch at every evaluation (thesis Fig. 3.6)
 
     # the machine
     precision: Literal["float32", "bf16", "fp16"] = "float32"
@@ -124,53 +127,57 @@ class Recipe:
         self._check_ranges()
         if self.loss == "bce" and self.label_smoothing and self.bce_threshold == 0:
             raise PatchloomError(
-                f"loss=bce of {self.name} counts every target above {self.bce_threshold} as 1, which smoothing would "
-                f"make of every class: set label_smoothing=0."
+                f"loss=bce of {self.name} counts every target above {self.bce_threshold} as 1, which would be every class with "
+                f"label smoothing. Set label_smoothing=0."
             )
         if not 0 <= self.ema < 1:
-            raise PatchloomError(f"ema of {self.name} is a decay of at least 0 and below 1, not {self.ema}.")
+            raise PatchloomError(f"ema of {self.name} must be at least 0 and below 1, not {self.ema}.")
 
     def _check_ranges(self) -> None:
         for name in _SHARES:
             if not 0 <= (getattr(self, name) or 0) <= 1:
-                raise PatchloomError(f"{name} of {self.name} is a share between 0 and 1, not {getattr(self, name)}.")
+                raise PatchloomError(f"{name} of {self.name} must be between 0 and 1, not {getattr(self, name)}.")
         for name in _NOT_NEGATIVE:
             if (getattr(self, name) or 0) < 0:
                 raise PatchloomError(f"{name} of {self.name} cannot be negative: {getattr(self, name)}.")
         if len(self.betas) != 2 or not all(_is_decay(beta) for beta in self.betas):
-            raise PatchloomError(f"betas of {self.name} are two numbers of at least 0 and below 1, not {self.betas}.")
+            raise PatchloomError(
+                f"betas of {self.name} must be two numbers of at least 0 and below 1, not {self.betas}."
+            )
         if unknown := set(self.no_decay) - set(ROLES):
             raise PatchloomError(
-                f"no_decay of {self.name} names roles of parameters ({', '.join(ROLES)}), not {unknown}."
+                f"no_decay of {self.name} must be roles of parameters ({', '.join(ROLES)}), not {unknown}."
             )
         if self.head_lr is not None and self.lr == 0:
-            raise PatchloomError(f"lr=0 of {self.name} beside a head_lr: `finetune --tune head` trains the head alone.")
+            raise PatchloomError(
+                f"lr=0 of {self.name} cannot be combined with head_lr. Train the head alone with `finetune --tune head`."
+            )
         self._check_three_augment()
         if self.nesterov and not self.momentum:
             raise PatchloomError(f"nesterov of {self.name} needs a momentum.")
         if not 0 < self.test_crop_ratio <= 1 or not self.crop_scale > 0:
             raise PatchloomError(
-                f"test_crop_ratio and crop_scale of {self.name} are above 0 and at most 1, not "
+                f"test_crop_ratio and crop_scale of {self.name} must be above 0 and at most 1, not "
                 f"{self.test_crop_ratio} and {self.crop_scale}."
             )
         if not self.magnitude <= 10 or self.seed >= 2**32:
-            raise PatchloomError(f"{self.name}: the magnitude is at most 10 and the seed below 2^32.")
+            raise PatchloomError(f"{self.name}: magnitude must be at most 10 and seed below 2^32.")
 
     def _check_three_augment(self) -> None:
         parts = self.three_augment
         if not parts or len(set(parts)) < len(parts) or set(parts) - set(THREE_AUGMENT):
             raise PatchloomError(
-                f"three_augment of {self.name} names one or more of {', '.join(THREE_AUGMENT)}, each once, not "
+                f"three_augment of {self.name} must be one or more of {', '.join(THREE_AUGMENT)}, each once, not "
                 f"{', '.join(map(str, parts)) or 'nothing'}."
             )
         if parts != THREE_AUGMENT and self.augmentation != "three":
             raise PatchloomError(
-                f"three_augment of {self.name} chooses parts of 3-Augment, but augmentation is {self.augmentation}: "
-                f"set augmentation=three too."
+                f"three_augment of {self.name} has no effect with augmentation={self.augmentation}. "
+                f"Set augmentation=three too."
             )
 
     def replace(self, **changes: Any) -> Recipe:
-        """A copy with other values; an unknown field is refused with the nearest known."""
+        """A copy with other values; raises PatchloomError for an unknown field."""
         known = {item.name for item in dataclasses.fields(self)} - {"sources"}
         for name in changes:
             if name not in known:
@@ -178,6 +185,7 @@ class Recipe:
         return dataclasses.replace(self, **changes)
 
     def to_json(self) -> dict[str, Any]:
+        """All fields as plain values."""
         return {**dataclasses.asdict(self), "sources": dict(self.sources)}
 
 
