@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from patchloom.benching.records import about_machine, compare, in_a_sentence, keep, read_recorded
+from patchloom.benching.records import compare, describe_machine, describe_run, read_records, write_records
 from patchloom.errors import PatchloomError
 
 T = TypeVar("T")
@@ -40,12 +40,12 @@ def run(options: argparse.Namespace, measure: Callable[[argparse.Namespace], Ite
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     try:
-        recorded = read_recorded(options.compare) if options.compare else None
-        about = about_machine()
-        print(in_a_sentence(about, options.rounds), flush=True)
+        recorded = read_records(options.compare) if options.compare else None
+        machine = describe_machine()
+        print(describe_run(machine, options.rounds), flush=True)
         rows = list(measure(options))
         if options.json:
-            keep(rows, about, options.json)
+            write_records(rows, machine, options.json)
         if recorded is not None:
             compare(rows, recorded)
     except PatchloomError as error:

@@ -15,7 +15,7 @@ import patchloom
 from conftest import stir
 from patchloom import PatchloomError
 from patchloom.explaining.baselines import grad_cam, network_input, occlusion
-from patchloom.explaining.maps import Seen, available_maps, make_maps
+from patchloom.explaining.maps import Outputs, available_maps, make_maps
 from patchloom.models.network import Network, TokenLayout
 
 SIZE = (16, 24)  # 4 x 6 patches
@@ -154,8 +154,8 @@ def test_a_patch_that_no_row_reads_is_dark() -> None:
         for block in network.blocks:
             block.mixing.branches[0].fn.weight[:, 8] = 0
     x = network_input(network, picture(network))
-    seen = Seen(network, x, TokenLayout(0, 4, 6), torch.zeros(5), {}, (0,), 0)
-    values = make_maps(seen, ["cross-patch"])["cross-patch"].flatten()
+    outputs = Outputs(network, x, TokenLayout(0, 4, 6), torch.zeros(5), {}, (0,), 0)
+    values = make_maps(outputs, ["cross-patch"])["cross-patch"].flatten()
     assert values[8] == 0
     assert (values[torch.arange(24) != 8] > 0).all()
 
@@ -165,12 +165,12 @@ def test_cross_patch_map_leaves_out_the_shift_after_a_branch() -> None:
     name, options, _ = NETWORKS["resmlp"]
     network = stir(patchloom.create_model(name, num_classes=5, img_size=SIZE, depth=2, post="affine", **options)).eval()
     x = network_input(network, picture(network))
-    seen = Seen(network, x, network.token_layout, torch.zeros(5), {}, (0,), 0)
-    before, logits = make_maps(seen, ["cross-patch"])["cross-patch"], network(x)
+    outputs = Outputs(network, x, network.token_layout, torch.zeros(5), {}, (0,), 0)
+    before, logits = make_maps(outputs, ["cross-patch"])["cross-patch"], network(x)
     with torch.no_grad():
         network.blocks[-1].mixing.branches[0].scale.beta += 3
     assert not torch.allclose(network(x), logits)
-    assert torch.equal(make_maps(seen, ["cross-patch"])["cross-patch"], before)
+    assert torch.equal(make_maps(outputs, ["cross-patch"])["cross-patch"], before)
 
 
 def test_one_query_a_class_gives_one_map_a_likely_class() -> None:
@@ -212,7 +212,7 @@ def test_grad_cam_is_captums(kind: str) -> None:
     x = network_input(network, picture(network))
     got = grad_cam(network, x, 3)
     network.blocks[-1] = Probe(network.blocks[-1], network.config.grid, network.join_at is not None)
-    want = LayerGradCam(network, network.blocks[-1].seen).attribute(x, target=3, relu_attributions=True)
+    want = LayerGradCam(network, network.blocks[-1].outputs).attribute(x, target=3, relu_attributions=True)
     torch.testing.assert_close(got, want[0, 0].detach(), atol=1e-6, rtol=1e-4)
 
 

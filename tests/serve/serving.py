@@ -24,7 +24,7 @@ from PIL import Image
 
 import patchloom
 from conftest import stir
-from patchloom.serve.uploads import count_scans
+from patchloom.serve.images import count_scans
 
 CLASSES = ("ant", "bee", "cat", "dog", "eel", "fox")
 

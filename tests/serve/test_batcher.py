@@ -17,9 +17,9 @@ from patchloom.inference.predict import class_probabilities
 from patchloom.kernels import native
 from patchloom.serve.batcher import Batcher
 from patchloom.serve.hosting import Hosting, named, twin
+from patchloom.serve.refused import Refused
 from patchloom.serve.service import Gate, _within
 from patchloom.serve.settings import Settings
-from patchloom.serve.uploads import Refused
 from patchloom.weights.save import save_delta
 from serving import save_models
 
@@ -127,7 +127,7 @@ def test_products_of_bytes_need_weights_of_their_own(tmp_path: Path) -> None:
         Hosting([path], path, int8=True)
     if native.available():
         hosted = Hosting([path], int8=True).first
-        assert any(buffer.dtype == torch.int8 for buffer in hosted.answering.buffers())
+        assert any(buffer.dtype == torch.int8 for buffer in hosted.predictor.buffers())
 
 
 def test_names(tmp_path: Path) -> None:

@@ -25,10 +25,11 @@ from patchloom import PatchloomError
 from patchloom.serve.app import make_app, reload_models
 from patchloom.serve.batcher import Batcher
 from patchloom.serve.hosting import Hosting
+from patchloom.serve.images import check_header, count_scans, decode_upload
+from patchloom.serve.refused import Refused
 from patchloom.serve.run import _bound
 from patchloom.serve.service import Gate, Service
 from patchloom.serve.settings import Settings
-from patchloom.serve.uploads import Refused, check_header, count_scans, decode_upload
 from patchloom.serve.workers import Workers
 from serving import multipart, picture, save_models, with_scans
 

@@ -58,7 +58,7 @@ def test_metadata_that_lies_is_refused(tmp_path: Path) -> None:
     tensors = model.state_dict()
     for about, words in [
         ({"config": {**model.config.to_json(), "architecture": "gpt"}}, "gpt"),
-        ({"config": {**model.config.to_json(), "depth": 7}}, "says that depth is 7"),
+        ({"config": {**model.config.to_json(), "depth": 7}}, "depth=7 in its config"),
         ({"config": {**model.config.to_json(), "depth": "seven"}}, "seven"),
         ({"config": {**model.config.to_json(), "wings": 2}}, "wings"),
     ]:
@@ -128,11 +128,11 @@ def test_names_with_huge_numbers_are_refused_at_once() -> None:
             patchloom.load({**whole, name: torch.zeros(96)}, heads=3)
 
 
-def test_heads_that_are_not_one_a_class_are_refused() -> None:
+def test_heads_that_are_not_one_per_class_are_refused() -> None:
     whole = from_ours(make("patchconvnet_nano", {}).state_dict(), find_config("patchconvnet_nano"), "official")
     several = {"head.0.weight": torch.zeros(6, 96), "head.1.weight": torch.zeros(6, 48)}
     biases = {"head.0.bias": torch.zeros(6), "head.1.bias": torch.zeros(6)}
-    with pytest.raises(PatchloomError, match="one head a class"):
+    with pytest.raises(PatchloomError, match="one head per class"):
         patchloom.load({**whole, **several, **biases}, img_size=32)
 
 

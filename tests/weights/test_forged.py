@@ -75,7 +75,7 @@ def test_a_config_that_the_tensors_contradict_is_refused_at_once(tmp_path: Path)
 @pytest.mark.parametrize("key", SUBTLE)
 def test_the_message_names_the_option_and_what_is_there(tmp_path: Path, key: str) -> None:
     path = write(tmp_path / "a.safetensors", **{key: SUBTLE[key]})
-    with pytest.raises(PatchloomError, match=f"says that {key} is .* but its tensors have"):
+    with pytest.raises(PatchloomError, match=f"has {key}=.* but its tensors have"):
         patchloom.load(path)
 
 
@@ -91,7 +91,7 @@ def test_preprocessing_that_cannot_be_is_refused(tmp_path: Path) -> None:
     for lie, words in (
         ({"crop_ratio": 1e-9}, "crop ratio"),
         ({"crop_ratio": 1e9}, "crop ratio"),
-        ({"mean": [0.5] * 4, "std": [0.5] * 4}, "4 channels, the network 3"),
+        ({"mean": [0.5] * 4, "std": [0.5] * 4}, "4 channels, but the network has 3"),
     ):
         with pytest.raises(PatchloomError, match=words):
             patchloom.load(write(tmp_path / "a.safetensors", preprocessing=lie))
@@ -103,7 +103,7 @@ def test_partial_files_still_load_without_strict(tmp_path: Path) -> None:
     about = json.dumps(describe(model, "patchloom"))
     save_file(part, tmp_path / "part.safetensors", metadata={"patchloom": about})
     assert patchloom.load(tmp_path / "part.safetensors", strict=False).config.depth == 2
-    with pytest.raises(PatchloomError, match="depth is 2, but its tensors have depth 1"):
+    with pytest.raises(PatchloomError, match="depth=2 in its config, but its tensors have depth 1"):
         patchloom.load(tmp_path / "part.safetensors")
 
 

@@ -112,7 +112,7 @@ assert ants.class_names == ("ant", "bee", "cat") and ants.config.name == "cait_n
     ("source", "words"),
     [
         ("cait_s24.fb_dist_in1k", ["not in the hub's cache", "HF_HUB_OFFLINE"]),
-        ("hf-hub:nobody/nothing", ["nobody/nothing", "network"]),
+        ("hf-hub:nobody/nothing", ["nobody/nothing", "connection"]),
         ("hf-hub:not a name", ["not a name"]),
         ("cait_s24.fb_in99k", ["fb_in99k", "fb_dist_in1k"]),
         ("cait_ss24.fb_dist_in1k", ["cait_s24"]),
@@ -152,9 +152,9 @@ def test_tags_of_the_papers_networks_have_the_papers_crop_and_imagenets_names(mo
         )
         for source in (full, f"hf-hub:timm/{full}"):
             got, crop = hub.fetch(source, None), crops[full.split("_")[0]]
-            assert got.about["preprocessing"]["crop_ratio"] == crop, full
+            assert got.metadata["preprocessing"]["crop_ratio"] == crop, full
             assert ("timm's is" in " ".join(got.notes)) == (cfg.crop_pct != crop), full
-            assert ("class_names" in got.about) == full.endswith("in1k"), full
+            assert ("class_names" in got.metadata) == full.endswith("in1k"), full
         differing += cfg.crop_pct != crop
     assert (len(known), differing) == (45, 24)
     assert hub._paper_family("vit_tiny_patch16_224") is None  # not of the papers: timm's crop stays

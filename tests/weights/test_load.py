@@ -146,7 +146,7 @@ def test_layouts_that_cannot_hold_a_network_refuse_it(tmp_path: Path) -> None:
         ("deit_nano", {"stem": "conv"}, "timm", "no counterpart"),
         ("cait_nano", {"class_in_keys": False}, "timm", "no counterpart"),
         ("resmlp_nano", {"mixing": "conv"}, "timm", "no counterpart"),
-        ("deit_nano", {}, "tim", "there are patchloom, official, timm"),
+        ("deit_nano", {}, "tim", "Choose from: patchloom, official, timm"),
     ]:
         with pytest.raises(PatchloomError, match=words):
             patchloom.save(make(name, options), tmp_path / "x.safetensors", layout=layout)
@@ -235,8 +235,8 @@ def test_our_own_files_are_not_contradicted(tmp_path: Path) -> None:
     patchloom.save(model, tmp_path / "own.safetensors")
     same_function(model, patchloom.load(tmp_path / "own.safetensors", heads=3, source_size=32, drop_path=0.1))
     for hints, words in [
-        ({"heads": 6}, "heads is 3; 6"),
-        ({"source_size": (16, 64)}, r"source_size is \(32, 32\); \(16, 64\)"),
+        ({"heads": 6}, "heads=3, which contradicts 6"),
+        ({"source_size": (16, 64)}, r"source_size=\(32, 32\), which contradicts \(16, 64\)"),
         ({"headz": 6}, "'heads'"),
     ]:
         with pytest.raises(PatchloomError, match=words):
@@ -328,7 +328,7 @@ def test_other_classes_start_the_heads_afresh_and_say_so() -> None:
         "head_distill.weight",
         "head_distill.bias",
     }
-    assert "6 classes in the file, 9 asked for" in str(back.load_report)
+    assert "6 classes in the file, 9 requested" in str(back.load_report)
     assert torch.equal(back.positions, model.positions)
     pooled = make("patchconvnet_nano", {"queries": "per_class"})
     back = patchloom.load(pooled.state_dict(), num_classes=9, img_size=32)
@@ -351,7 +351,7 @@ def test_foreign_missing_and_surplus_tensors_are_named() -> None:
     loose = patchloom.load({**lacking, "alien.weight": torch.zeros(3)}, heads=3, strict=False)
     assert loose.load_report.missing == ["blocks.3.ffn.branches.0.fn.fc1.weight"]
     assert loose.load_report.unused == ["alien.weight"]
-    assert "left over" in str(loose.load_report)
+    assert "unknown, not used" in str(loose.load_report)
     wrong = {**official, "norm.weight": torch.zeros(7)}
     with pytest.raises(PatchloomError, match=r"norm\.weight has shape 7 where deit_nano needs 96"):
         patchloom.load(wrong, heads=3)

@@ -1,1 +1,4 @@
-"""Speed and memory of the networks, measured beside those of other libraries in one run. Imports tasks and below."""
+"""Measurement of speed and memory, beside other libraries in the same run.
+
+This package imports `tasks` and what is below it; `cli` and the scripts in benchmarks/ may import it.
+"""

@@ -1,4 +1,4 @@
-"""How fast a network answers, how much memory it takes, and what share of the machine's arithmetic it uses."""
+"""Throughput, latency and memory of a network, and its share of the peak arithmetic rate of the machine."""
 
 from __future__ import annotations
 
@@ -31,13 +31,12 @@ def measure(
     int8: bool = False,
     device: Device = "auto",
 ) -> dict[str, Any]:
-    """One row: the fused network and, with `against`, its peer, in turn; at `batch` images and at one.
+    """Measure the fused network and, with `against`, its peer in alternation, at `batch` images and at one.
 
-    int8   ours multiplies bytes
-
-    `ours` and `theirs` have throughput (images a second) and latency_ms (one image), each with its quartiles; share and
-    latency_share (of the rate of a large matrix product of the same rounds, by the arithmetic of the whole network) and
-    memory_mb (what one forward adds to a fresh process, on Linux and the CPU only).
+    Returns one row. `ours` and `theirs` have throughput (images per second) and latency_ms (one image), each with
+    quartiles; share and latency_share (of the rate of a large matrix product in the same rounds, counting the
+    arithmetic of the whole network); and memory_mb (what a forward pass adds to a new process; Linux and CPU
+    only). With `int8`, our network uses int8 matrix multiplication.
     """
     chosen = choose_device(device)
     torch.manual_seed(0)
@@ -45,8 +44,8 @@ def measure(
     plain, peer = plain.to(chosen), peer if peer is None else peer.to(chosen)
     networks = {"ours": fuse(plain, int8=int8), **({} if peer is None else {"theirs": peer})}
     cost = complexity(plain)
-    called = f"{name}, int8" if int8 else name
-    row: dict[str, Any] = {"model": called, "peer": against, "batch": batch, "size": size, "depth": plain.config.depth}
+    label = f"{name}, int8" if int8 else name
+    row: dict[str, Any] = {"model": label, "peer": against, "batch": batch, "size": size, "depth": plain.config.depth}
     row["cost"] = {"macs": cost.macs, "params": cost.params, "activations": cost.activations}
     times = {images: _times(networks, torch.randn(images, 3, size, size).to(chosen), rounds) for images in {batch, 1}}
     measured = memory and chosen.type == "cpu"
@@ -70,7 +69,7 @@ def measure(
 
 @torch.inference_mode()
 def _times(networks: dict[str, nn.Module], images: Tensor, rounds: int) -> dict[str, list[float]]:
-    """Of each network and of a large product, whose rate moves on a shared machine."""
+    """Seconds of each network and of a large matrix product, whose rate varies on a shared machine."""
     calls = {who: partial(network, images) for who, network in networks.items()}
     return interleaved({**calls, "product": large_product(images.device)}, rounds, device=images.device)
 
@@ -85,7 +84,7 @@ def _difference(networks: dict[str, nn.Module], images: Tensor) -> float:
 def peak_memory(
     name: str, who: str, against: str | None, batch: int, size: int, depth: int | None, int8: bool = False
 ) -> float | None:
-    """Megabytes that a forward adds to a fresh process; None where the system does not say."""
+    """Megabytes that a forward pass adds to a new process; None on systems without /proc/self/clear_refs."""
     if not Path("/proc/self/clear_refs").exists():
         return None
     with multiprocessing.get_context("spawn").Pool(1) as pool:
@@ -101,16 +100,17 @@ def _peak_memory(
     network = fuse(plain, int8=int8) if who == "ours" else peer
     assert network is not None
     images = torch.randn(batch, 3, size, size)
-    network(images[:1])  # what a first call sets up is not the forward's
-    _give_back()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    network(images[:1])  # the setup of a first call does not count
+    _release_memory()
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak, VmHWM
     before = _megabytes("VmRSS")
     network(images)
     return _megabytes("VmHWM") - before
 
 
-def _give_back() -> None:
-    """Return what the allocator holds from earlier: a forward that reuses it would seem to need nothing."""
+def _release_memory() -> None:
+    """Return free memory of the allocator to the system: otherwise a forward pass that reuses it would seem to need
+    none."""
     gc.collect()
     if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
         libc.malloc_trim(0)

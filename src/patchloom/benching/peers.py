@@ -1,4 +1,4 @@
-"""What a user would run instead of ours: the same network of timm's with the same weights, or the published form."""
+"""Peers to compare with: the same network in timm with the same weights, or the form of the published code."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PEERS = ("timm", "published")
 
 
 def check_case(name: str, against: str | None, size: int, depth: int | None, int8: bool) -> None:
-    """Raise what would hinder a measurement, before there is any."""
+    """Raise PatchloomError if a case cannot be measured, before anything is measured."""
     with torch.device("meta"):
         ours = create_model(name, **_options(size, depth))
     if against == "timm":
@@ -42,7 +42,7 @@ def _options(size: int, depth: int | None) -> dict[str, Any]:
 
 
 def pair(name: str, against: str | None, size: int, depth: int | None = None) -> tuple[Network, nn.Module | None]:
-    """(ours, the peer) with equal weights, ready to answer; no peer where none is asked for."""
+    """(our network, the peer or None), with equal weights and in eval mode."""
     if against == "timm":
         return timm_pair(name, size, depth)
     ours = create_model(name, **_options(size, depth))
@@ -52,6 +52,7 @@ def pair(name: str, against: str | None, size: int, depth: int | None = None) ->
 
 
 def timm_pair(name: str, size: int, depth: int | None) -> tuple[Network, nn.Module]:
+    """(our network, timm's network) with equal weights; with `depth`, timm's network is built with as many blocks."""
     known = _timm_names(name)
     if depth is None:
         full = next((full for full in known if full.endswith(f"_{size}")), known[0])
@@ -63,26 +64,26 @@ def timm_pair(name: str, size: int, depth: int | None) -> tuple[Network, nn.Modu
 
 
 def _timm_names(name: str) -> list[str]:
-    """What timm calls a network of ours, once for each size that it has."""
+    """timm's names of a patchloom network, one per image size."""
     base = timm_name(name)
     known = import_timm().list_models(f"{base}_*") if base else []
     if found := [full for full in known if re.fullmatch(rf"{base}_\d+", full)]:
         return found
     raise PatchloomError(
-        f"timm has no network like {name}: leave --against out, or choose --against published for PatchConvNet."
+        f"timm has no network like {name}. Leave out --against, or use --against published for PatchConvNet."
     )
 
 
 @torch.no_grad()
 def stir(model: nn.Module) -> None:
-    """Move every parameter a little: some start at or near zero, which would hide a difference."""
+    """Add small noise to every parameter: some start at or near zero, which would hide a difference."""
     for parameter in model.parameters():
         parameter.add_(torch.randn_like(parameter) * 0.02)
 
 
 def published_form(model: Network) -> nn.Module:
-    """A PatchConvNet as the authors' code computes it: a permute on either side of every block, scale and addition
-    apart."""
+    """A PatchConvNet as in the authors' code: a permute before and after every block, and scale and addition as
+    separate operations."""
     _refuse_published(model)
     model = copy.deepcopy(model)
     for module in model.modules():
@@ -95,7 +96,9 @@ def published_form(model: Network) -> nn.Module:
 
 def _refuse_published(model: Network) -> None:
     if model.config.family != "patchconvnet":
-        raise PatchloomError(f"--against published is for PatchConvNet, not for {model.config.name}: choose timm.")
+        raise PatchloomError(
+            f"--against published supports PatchConvNet only, not {model.config.name}. Use --against timm."
+        )
 
 
 def _separately(scale: LayerScale, total: Tensor, y: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What was measured, where, kept in a file that a later run can be compared with."""
+"""Records of measurements with a description of the machine, in a file that later runs are compared with."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from patchloom.devices import Device, choose_device, device_name
 from patchloom.errors import PatchloomError
 from patchloom.kernels.native import why_not
 
-# How far a figure may fall below the recorded one before it counts; below zero, how far one may rise that is best low.
-# From process to process glibc gives memory back more or less often, which moves an eager peer by a quarter; what ours
-# is beside a product of the same rounds is within a tenth.
+# Noise bands: how far a metric may fall below the recorded value, as a fraction; negative for metrics where lower is
+# better, which may rise as far. glibc returns memory more or less often in different processes, which changes the time
+# of a peer by a quarter; the share of a matrix product in the same rounds varies by less than a tenth.
 BANDS = {
     "share": 0.1,
     "latency_share": 0.2,
@@ -33,8 +33,8 @@ BANDS = {
 Row = Mapping[str, Any]
 
 
-def about_machine(device: Device = "auto") -> dict[str, Any]:
-    """Versions and settings, and the rates of a large product and of a copy, which bound what a network can reach."""
+def describe_machine(device: Device = "auto") -> dict[str, Any]:
+    """Versions, settings, and the rates of a large matrix product and of a copy, which bound the speed of a network."""
     chosen = choose_device(device)
     try:
         timm: str | None = version("timm")
@@ -53,74 +53,76 @@ def about_machine(device: Device = "auto") -> dict[str, Any]:
     }
 
 
-def in_a_sentence(about: Mapping[str, Any], rounds: int) -> str:
+def describe_run(machine: Mapping[str, Any], rounds: int) -> str:
+    """One line about the machine and the measurement, for people."""
     return (
-        f"torch {about['torch']}, timm {about['timm']}, {about['device']}, "
-        f"{about['threads']} threads ({about['instructions']}), kernels: {about['kernels']}, "
-        f"{rounds} interleaved rounds, allocator {about['allocator']}; "
-        f"a large product at {about['gemm_macs_per_s'] / 1e9:.0f} GMAC/s, "
-        f"a copy at {about['copy_bytes_per_s'] / 1e9:.0f} GB/s"
+        f"torch {machine['torch']}, timm {machine['timm']}, {machine['device']}, "
+        f"{machine['threads']} threads ({machine['instructions']}), "
+        f"kernels: {machine['kernels']}, {rounds} interleaved rounds, allocator {machine['allocator']}; "
+        f"a large matrix product at {machine['gemm_macs_per_s'] / 1e9:.0f} GMAC/s, "
+        f"a copy at {machine['copy_bytes_per_s'] / 1e9:.0f} GB/s"
     )
 
 
-def keep(rows: Sequence[Row], about: Mapping[str, Any], path: Path) -> None:
+def write_records(rows: Sequence[Row], machine: Mapping[str, Any], path: Path) -> None:
+    """Write rows and the description of the machine as JSON, atomically; raises PatchloomError if that fails."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        aside.write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n")
+        aside.write_text(json.dumps({"about": machine, "rows": rows}, indent=1) + "\n")
         aside.replace(path)
     except OSError as error:
         aside.unlink(missing_ok=True)
         raise PatchloomError(f"{path} cannot be written ({error.strerror}).") from error
 
 
-def read_recorded(path: str | Path) -> list[Row]:
-    """The rows of a file that `keep` wrote, those with figures that can be compared."""
+def read_records(path: str | Path) -> list[Row]:
+    """The rows of a file of `write_records` that have metrics to compare; raises PatchloomError for other files."""
     try:
         rows = json.loads(Path(path).read_text())["rows"]
-        found = [row for row in rows if {_case(row)} and _figures(row)]  # a set: cases are looked up
-        if not all(isinstance(figure, int | float) for row in found for figure in _figures(row).values()):
+        found = [row for row in rows if {_case(row)} and _metrics(row)]  # a set, to fail here if a case is not hashable
+        if not all(isinstance(value, int | float) for row in found for value in _metrics(row).values()):
             raise TypeError
     except OSError as error:
         raise PatchloomError(f"{path} cannot be read ({error.strerror}).") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise PatchloomError(f"{path} is not a file of kept figures.") from error
+        raise PatchloomError(f"{path} is not a file of recorded measurements.") from error
     if not found:
-        raise PatchloomError(f"{path} has no figure to compare with.")
+        raise PatchloomError(f"{path} has no metric to compare with.")
     return found
 
 
 def compare(rows: Sequence[Row], recorded: Sequence[Row]) -> None:
-    """Raise when a figure is worse than the recorded one of the same case by more than its noise band."""
+    """Raise PatchloomError if a metric is worse than the recorded one of the same case by more than its noise band."""
     now, then = ({_case(row): row for row in some} for some in (rows, recorded))
     shared = [case for case in now if case in then]
     if not shared:
-        raise PatchloomError("None of the cases measured is among those recorded: nothing was compared.")
-    for why, cases in (("not recorded", now.keys() - then.keys()), ("not measured", then.keys() - now.keys())):
+        raise PatchloomError("No measured case is among the recorded ones: nothing was compared.")
+    for reason, cases in (("not recorded", now.keys() - then.keys()), ("not measured", then.keys() - now.keys())):
         if cases:
             names = sorted(f"{case[0]} (beside {case[1]})" if case[1] else str(case[0]) for case in cases)
-            print(f"not compared, as {why}: {', '.join(names)}", file=sys.stderr)
+            print(f"not compared, since {reason}: {', '.join(names)}", file=sys.stderr)
     worse = [
-        f"{case[0]}: {figure} {found:.2f}, recorded {before:.2f}"
+        f"{case[0]}: {metric} {found:.2f}, recorded {before:.2f}"
         for case in shared
-        for figure, found, before in _pairs(now[case], then[case])
-        if not (found >= before * (1 - BANDS[figure]) if BANDS[figure] > 0 else found <= before * (1 - BANDS[figure]))
+        for metric, found, before in _pairs(now[case], then[case])
+        if not (found >= before * (1 - BANDS[metric]) if BANDS[metric] > 0 else found <= before * (1 - BANDS[metric]))
     ]
     if worse:
         raise PatchloomError("worse than recorded by more than the noise band: " + "; ".join(worse))
 
 
 def _pairs(now: Row, then: Row) -> list[tuple[str, float, float]]:
-    """What two rows of a case both have: figure, found, recorded."""
-    found, before = _figures(now), _figures(then)
-    return [(figure, found[figure], before[figure]) for figure in BANDS if figure in found and figure in before]
+    """(metric, measured value, recorded value) for the metrics that both rows have."""
+    found, before = _metrics(now), _metrics(then)
+    return [(metric, found[metric], before[metric]) for metric in BANDS if metric in found and metric in before]
 
 
-def _figures(row: Row) -> dict[str, float]:
+def _metrics(row: Row) -> dict[str, float]:
     ours, theirs = row.get("ours", {}), row.get("theirs", {})
     known = {**row, **ours}
     if ours.get("memory_mb") and theirs.get("memory_mb"):
         known["memory_ratio"] = ours["memory_mb"] / theirs["memory_mb"]
-    return {figure: known[figure] for figure in BANDS if known.get(figure) is not None}
+    return {metric: known[metric] for metric in BANDS if known.get(metric) is not None}
 
 
 def _case(row: Row) -> tuple[Any, ...]:

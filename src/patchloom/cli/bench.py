@@ -1,4 +1,4 @@
-"""`patchloom bench`."""
+"""`patchloom bench`: speed and memory of models."""
 
 from __future__ import annotations
 
@@ -9,36 +9,72 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from patchloom.cli.options import device_options
-from patchloom.cli.output import out_folder, print_json
+from patchloom.cli.output import JSON_HELP, add_command, add_device, out_folder, print_json
 
 
 def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "bench",
-        parents=[shared, device_options()],
-        help="speed and memory of a model, beside what you would use instead",
+        shared,
+        "measure the speed and memory of models, optionally beside timm or the published code",
+        [
+            "patchloom bench deit_small --against timm",
+            "patchloom bench deit_tiny cait_xxs24 --sizes 224 384 --out bench --compare earlier/bench.json",
+        ],
     )
-    parser.add_argument("models", metavar="MODEL", nargs="+", help="names of models, see `patchloom models`")
-    parser.add_argument("--against", choices=["timm", "published"], help="the peer, measured in turn with ours")
-    parser.add_argument("--int8", action="store_true", help="ours with products of bytes: faster, and not exact")
-    parser.add_argument("--batch", type=_positive, default=8, help="images at a time for the throughput")
-    parser.add_argument("--sizes", type=_positive, nargs="+", metavar="PIXELS", help="image sides, one row each")
-    parser.add_argument("--depths", type=_positive, nargs="+", metavar="BLOCKS", help="numbers of blocks, one row each")
-    parser.add_argument("--rounds", type=_positive, default=15, help="interleaved rounds; figures are their medians")
-    parser.add_argument("--threads", type=_threads, help="default: all cores")
-    parser.add_argument("--no-memory", action="store_true", help="leave out the memory, which starts a process a row")
-    parser.add_argument("--out", metavar="DIR", help="a folder for the figures' JSON and pictures")
-    parser.add_argument(
-        "--compare", metavar="JSON", help="fail when a figure is worse than this earlier one's by more than noise"
+    group = parser.add_argument_group("models")
+    group.add_argument("models", metavar="MODEL", nargs="+", help="model names, see `patchloom models`")
+    group.add_argument(
+        "--against", choices=["timm", "published"], help="peer to measure in alternation (default: none)"
     )
-    parser.add_argument("--json", action="store_true", help="for programs")
+    group.add_argument(
+        "--int8",
+        action="store_true",
+        help="use int8 matrix multiplication: faster, slightly less accurate (default: off)",
+    )
+    group.add_argument(
+        "--sizes", type=_positive, nargs="+", metavar="PIXELS", help="image sizes, one row each (default: the model's)"
+    )
+    group.add_argument(
+        "--depths",
+        type=_positive,
+        nargs="+",
+        metavar="BLOCKS",
+        help="numbers of blocks, one row each (default: the model's)",
+    )
+    group = parser.add_argument_group("measurement")
+    group.add_argument(
+        "--batch", metavar="N", type=_positive, default=8, help="images per batch for the throughput (default: 8)"
+    )
+    group.add_argument(
+        "--rounds",
+        metavar="N",
+        type=_positive,
+        default=15,
+        help="interleaved rounds, of which medians are reported (default: 15)",
+    )
+    group.add_argument("--threads", metavar="N", type=_threads, help="number of threads (default: all cores)")
+    group.add_argument(
+        "--no-memory",
+        action="store_true",
+        help="skip the measurement of memory, which starts one process per row (default: off)",
+    )
+    add_device(parser)
+    group = parser.add_argument_group("output")
+    group.add_argument("--out", metavar="DIR", help="folder for bench.json and plots (default: none)")
+    group.add_argument(
+        "--compare",
+        metavar="JSON",
+        help="earlier bench.json: fail if a metric is worse by more than noise (default: none)",
+    )
+    group.add_argument("--json", action="store_true", help=JSON_HELP)
     parser.set_defaults(run=run)
 
 
 def _positive(word: str) -> int:
     if not word.isdigit() or int(word) < 1:
-        raise argparse.ArgumentTypeError(f"a whole number of at least 1, not {word!r}")
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, not {word!r}")
     return int(word)
 
 
@@ -49,32 +85,33 @@ def _threads(word: str) -> int:
 
 
 def run(options: argparse.Namespace) -> None:
+    """Measure, print and compare. All cases are checked before the first is measured."""
     import torch
 
     from patchloom.benching.peers import check_case
-    from patchloom.benching.records import about_machine, compare, in_a_sentence, keep, read_recorded
+    from patchloom.benching.records import compare, describe_machine, describe_run, read_records, write_records
 
     cases = list(_cases(options))
     for name, size, depth in cases:
         check_case(name, options.against, size, depth, options.int8)
-    recorded = read_recorded(options.compare) if options.compare else None
+    recorded = read_records(options.compare) if options.compare else None
     out = out_folder(options.out) if options.out else None
     if out and (out / "bench.json").exists():
-        read_recorded(out / "bench.json")  # another's file is not written over
+        read_records(out / "bench.json")  # refuses to overwrite a file that is not ours
     if options.threads:
         torch.set_num_threads(options.threads)
-    about = about_machine(options.device)
-    peak, copying = about["gemm_macs_per_s"], about["copy_bytes_per_s"]
-    print(in_a_sentence(about, options.rounds), file=sys.stderr)
+    machine = describe_machine(options.device)
+    peak, copying = machine["gemm_macs_per_s"], machine["copy_bytes_per_s"]
+    print(describe_run(machine, options.rounds), file=sys.stderr)
     rows = []
     for row in _measured(cases, options):
         rows.append(row)
         if not options.json:
             print(_line(row), flush=True)
     if options.json:
-        print_json({"about": about, "rows": rows})
+        print_json({"about": machine, "rows": rows})
     if out:
-        keep(rows, about, out / "bench.json")
+        write_records(rows, machine, out / "bench.json")
         _draw(rows, peak, copying, out)
     if recorded is not None:
         compare(rows, recorded)

@@ -1,4 +1,4 @@
-"""`patchloom data`: look at data before training on it."""
+"""`patchloom data`: check and view data before training on it."""
 
 from __future__ import annotations
 
@@ -6,34 +6,53 @@ import argparse
 import sys
 from typing import Any
 
-from patchloom.cli.output import print_json
+from patchloom.cli.output import DATA_HELP, JSON_HELP, add_command, print_json
 from patchloom.terminal import print_lines
 
-_SHOWN = 10  # pairs of duplicates, and classes, before the rest is counted
+_SHOWN = 10  # classes that are listed; the others are counted
 
 
 def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
-    parser = commands.add_parser("data", help="look at data before training on it")
+    parser = add_command(
+        commands,
+        "data",
+        argparse.ArgumentParser(add_help=False),
+        "check and view data before training on it",
+        ["patchloom data check birds/", "patchloom data show birds/ --recipe deit@small --out sheet.png"],
+    )
     parts = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_check(parts, shared)
     _add_show(parts, shared)
 
 
 def _add_show(parts: Any, shared: argparse.ArgumentParser) -> None:
-    parser = parts.add_parser(
+    parser = add_command(
+        parts,
         "show",
-        parents=[shared],
-        help="a picture of what training would see",
+        shared,
+        "write a sheet of training images as the recipe augments them",
+        [
+            "patchloom data show birds/ --recipe deit@small --out sheet.png",
+            "patchloom data show digits --recipe deit@small --out sheet.png img_size=16",
+        ],
         usage="patchloom data show DATA --recipe R --out FILE.png [key=value ...]",
     )
     add_data_options(parser)
-    parser.add_argument("--recipe", required=True, help="a name of `patchloom recipes`")
-    parser.add_argument("--model", default="deit_nano", help="whose image size; default deit_nano, 32 pixels")
-    parser.add_argument("--out", required=True, metavar="FILE.png", help="the picture to write")
+    group = parser.add_argument_group("training")
+    group.add_argument("--recipe", metavar="NAME", required=True, help="recipe, see `patchloom recipes`")
+    group.add_argument(
+        "--model",
+        metavar="NAME",
+        default="deit_nano",
+        help="model whose image size is used (default: deit_nano, 32 pixels)",
+    )
+    group = parser.add_argument_group("output")
+    group.add_argument("--out", required=True, metavar="FILE.png", help="image file to write")
     parser.set_defaults(run=show, settings=[])
 
 
 def show(options: argparse.Namespace) -> None:
+    """Write the sheet."""
     from patchloom.errors import PatchloomError
     from patchloom.recipes.changes import parse_words
     from patchloom.recipes.registry import find_recipe
@@ -44,25 +63,32 @@ def show(options: argparse.Namespace) -> None:
         raise PatchloomError(f"{options.recipe} is a recipe for {task.name}, whose data cannot be shown as a picture.")
     settings = parse_words(options.settings, task.options)
     sheet = task.show(options.data, options.recipe, options.out, options.model, options.labels, *settings)
-    print_lines(f"The sheet is {sheet}")
+    print_lines(f"Wrote {sheet}")
 
 
 def _add_check(parts: Any, shared: argparse.ArgumentParser) -> None:
-    parser = parts.add_parser("check", parents=[shared], help="decode every image and report what is there")
+    parser = add_command(
+        parts,
+        "check",
+        shared,
+        "decode every image and report sizes, classes, duplicates and unreadable files",
+        ["patchloom data check birds/", "patchloom data check birds.csv --labels species --json"],
+    )
     add_data_options(parser)
-    parser.add_argument("--json", action="store_true", help="for programs: one object")
+    group = parser.add_argument_group("output")
+    group.add_argument("--json", action="store_true", help=JSON_HELP)
     parser.set_defaults(run=check)
 
 
 def add_data_options(parser: argparse.ArgumentParser) -> None:
-    """DATA and --labels, for every part of this command."""
-    parser.add_argument(
-        "data", metavar="DATA", help="a folder of classes, a CSV manifest, digits, or a prefix: see docs"
-    )
-    parser.add_argument("--labels", metavar="COLUMN", help="the column of labels, where there are several")
+    """Add DATA and --labels, which all data commands have."""
+    group = parser.add_argument_group("data")
+    group.add_argument("data", metavar="DATA", help=DATA_HELP)
+    group.add_argument("--labels", metavar="COLUMN", help="label column of a CSV file (default: the only one)")
 
 
 def check(options: argparse.Namespace) -> None:
+    """Check and print the report."""
     from patchloom.data.check import check_data
     from patchloom.data.opening import open_source  # torch is imported only here
 
@@ -86,8 +112,8 @@ def _summary(report: dict[str, Any]) -> list[str]:
     if report["count"]:
         width, height = report["sizes"]["width"], report["sizes"]["height"]
         lines += [
-            f"  width       {width['min']} to {width['max']}, half of them up to {width['median']:g}",
-            f"  height      {height['min']} to {height['max']}, half of them up to {height['median']:g}",
+            f"  width       {width['min']} to {width['max']}, median {width['median']:g}",
+            f"  height      {height['min']} to {height['max']}, median {height['median']:g}",
             f"  modes       {', '.join(f'{mode} {count}' for mode, count in report['modes'].items())}",
             f"  imbalance   the largest class has {report['imbalance']:g} times the images of the smallest",
         ]

@@ -5,28 +5,26 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from patchloom.cli.options import device_options
-from patchloom.cli.output import print_json
+from patchloom.cli.output import JSON_HELP, MODEL_HELP, add_command, add_device, print_json
 from patchloom.tasks.commands import Commands, task_commands
 from patchloom.terminal import print_lines
 
-_FROM = "run folder, exported model, checkpoint, weight file or published tag"
-
 
 def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "evaluate",
-        parents=[shared, device_options()],
-        help="evaluate a model on labelled images",
+        shared,
+        "evaluate a model on the data that its run held out, or on any split",
+        [
+            "patchloom evaluate runs/photos photos/",
+            "patchloom evaluate deit_small.fb_in1k imagenet/val --crop-ratio 0.875 1.0",
+        ],
         usage="patchloom evaluate FROM DATA [options]",
-        description="Evaluate a model on the data that its run held out, or on any split.",
-        epilog="examples:\n  patchloom evaluate runs/photos photos/\n"
-        "  patchloom evaluate deit_small.fb_in1k imagenet/val --crop-ratio 0.875 1.0",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     # SUPPRESS: an absent positional must not overwrite what an option that takes several words has found
     either: dict[str, Any] = {"nargs": "?", "default": argparse.SUPPRESS}
-    parser.add_argument("model", metavar="FROM", **either, help=_FROM)
+    parser.add_argument("model", metavar="FROM", **either, help=MODEL_HELP)
     parser.add_argument("data", metavar="DATA", **either, help="data as for training")
     parser.add_argument(
         "--split",
@@ -35,26 +33,26 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, default=128, help="batch size (default: 128)")
     parser.add_argument("--workers", type=int, help="number of processes that read data (default: 0)")
     parser.add_argument("--strict", action="store_true", help="treat unreadable files as an error, not skip them")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--json", action="store_true", help=JSON_HELP)
     for task in task_commands():
         task.evaluate.add_arguments(parser)
+    add_device(parser)
     parser.set_defaults(run=run_evaluate)
 
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "predict",
-        parents=[shared, device_options()],
-        help="apply a model to images or other inputs",
+        shared,
+        "apply a model: a classifier names the most likely classes of each image",
+        ["patchloom predict runs/photos holiday/*.jpg", "patchloom predict runs/photos holiday/ --json"],
         usage="patchloom predict FROM INPUT ... [options]",
-        description="Apply a model: a classifier names the most likely classes of each image.",
-        epilog="examples:\n  patchloom predict runs/photos holiday/*.jpg\n"
-        "  patchloom predict runs/photos holiday/ --json",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("model", metavar="FROM", help=_FROM)
+    parser.add_argument("model", metavar="FROM", help=MODEL_HELP)
     parser.add_argument("inputs", metavar="INPUT", nargs="*", help="files, folders or glob patterns")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--json", action="store_true", help=JSON_HELP)
     for task in task_commands():
         task.predict.add_arguments(parser)
+    add_device(parser)
     parser.set_defaults(run=run_predict)
 
 

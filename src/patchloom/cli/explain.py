@@ -1,4 +1,4 @@
-"""`patchloom explain`."""
+"""`patchloom explain`: maps and faithfulness of predictions, or analyses of models."""
 
 from __future__ import annotations
 
@@ -11,42 +11,62 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from patchloom.cli.options import device_options
-from patchloom.cli.output import out_folder, print_json
+from patchloom.cli.output import JSON_HELP, MODEL_HELP, add_command, add_device, out_folder, print_json
 from patchloom.terminal import print_lines
 
 
 def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
-    parser = commands.add_parser(
-        "explain", parents=[shared, device_options()], help="where a model looks, and whether that means anything"
+    parser = add_command(
+        commands,
+        "explain",
+        shared,
+        "show which image regions drive a prediction, with faithfulness scores",
+        [
+            "patchloom explain runs/birds photo.jpg --out explained",
+            "patchloom explain runs/birds --model-only --data birds/ --out analysis",
+        ],
     )
-    parser.add_argument("model", metavar="FROM", help="a run, an export, a file of weights, a published tag")
-    parser.add_argument(
-        "images", metavar="IMAGE", nargs="*", help="files, folders, glob patterns; with --model-only, more models"
+    group = parser.add_argument_group("input and output")
+    group.add_argument("model", metavar="FROM", help=MODEL_HELP)
+    group.add_argument(
+        "images",
+        metavar="IMAGE",
+        nargs="*",
+        help="image files, folders or glob patterns; with --model-only, more models",
     )
-    parser.add_argument("--out", metavar="DIR", required=True, help="the folder for the figures")
-    parser.add_argument("--map", dest="maps", metavar="NAME", action="append", help="a map, instead of all; repeatable")
-    parser.add_argument(
-        "--target", metavar="CLASS", help="the class to explain, by name or index; default: the likeliest"
+    group.add_argument("--out", metavar="DIR", required=True, help="folder for the figures")
+    group.add_argument("--json", action="store_true", help=JSON_HELP)
+    group = parser.add_argument_group("explanation of images")
+    group.add_argument(
+        "--map", dest="maps", metavar="NAME", action="append", help="map to compute, repeatable (default: all)"
     )
-    parser.add_argument(
+    group.add_argument(
+        "--target", metavar="CLASS", help="class to explain, by name or index (default: the most probable)"
+    )
+    group.add_argument(
         "--top",
         metavar="K",
         type=int,
-        help="maps of the K best classes, for models with one query per class; default: of every class above 10 %%",
+        help="number of classes that get a map, for models with one query per class (default: all above 10 %%)",
     )
-    parser.add_argument("--model-only", action="store_true", help="analyse the model itself, without images to explain")
-    parser.add_argument("--data", metavar="DATA", help="of --model-only: images for embeddings, norms and agreement")
-    parser.add_argument("--labels", help="of --data: the label column of a CSV manifest")
-    parser.add_argument("--split", choices=["train", "val", "test", "all"], help="of --data")
-    parser.add_argument(
-        "--count", metavar="N", type=int, help="of --data: number of images for PCA energy and t-SNE (default: 500)"
+    group = parser.add_argument_group("analysis of models")
+    group.add_argument("--model-only", action="store_true", help="analyse models instead of images (default: off)")
+    group.add_argument("--data", metavar="DATA", help="images for embeddings, norms and agreement (default: none)")
+    group.add_argument("--labels", metavar="COLUMN", help="label column of the CSV file --data (default: the only one)")
+    group.add_argument(
+        "--split",
+        choices=["train", "val", "test", "all"],
+        help="part of --data to use (default: the validation images)",
     )
-    parser.add_argument("--json", action="store_true", help="for programs")
+    group.add_argument(
+        "--count", metavar="N", type=int, help="number of images of --data for PCA energy and t-SNE (default: 500)"
+    )
+    add_device(parser)
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> None:
+    """Explain images, or analyse models."""
     _run_models(options) if options.model_only else _run_pictures(options)
 
 
@@ -58,12 +78,10 @@ def _run_models(options: argparse.Namespace) -> None:
     from patchloom.explaining.charts import draw_analysis
 
     if options.maps or options.target or options.top is not None:
-        raise PatchloomError("--map, --target and --top are for images; --model-only explains none.")
+        raise PatchloomError("--map, --target and --top apply to images and cannot be combined with --model-only.")
     models = [options.model, *options.images]
     if pictures := [name for name in options.images if Path(name).suffix.lower() in EXTENSIONS]:
-        raise PatchloomError(
-            f"--model-only takes models after FROM; {pictures[0]} is an image. Images go to --data DATA."
-        )
+        raise PatchloomError(f"--model-only takes models, but {pictures[0]} is an image. Pass images with --data DATA.")
     data = {"labels": options.labels, "split": options.split, "count": options.count, "device": options.device}
     found = analyse(models, options.data, **data, console=Console(sys.stderr))
     out = out_folder(options.out)
@@ -86,23 +104,26 @@ def _run_pictures(options: argparse.Namespace) -> None:
     from patchloom.plots import new_figure
 
     if not options.images:
-        raise PatchloomError("explain needs images, patchloom explain FROM IMAGE... --out DIR, or --model-only.")
+        raise PatchloomError(
+            "explain needs images: patchloom explain FROM IMAGE... --out DIR. To analyse the model, add --model-only."
+        )
     if options.data is not None:
-        raise PatchloomError("--data is for --model-only; images to explain stand after FROM.")
+        raise PatchloomError("--data requires --model-only. Pass images to explain after FROM.")
     if options.count is not None:
-        raise PatchloomError("--count is for --model-only --data DATA; images to explain are all explained.")
+        raise PatchloomError("--count requires --model-only --data DATA.")
     network = open_model(options.model, device=options.device)
     maps = check_maps(network, options.maps)
     check_top(network, options.top)
     if options.target is not None:
         find_class(network, options.target)
-    new_figure(1, 1)  # where matplotlib is missing, this says so before anything is computed
+    new_figure(1, 1)  # fails before anything is computed if matplotlib is missing
     out = out_folder(options.out)
     rows: list[dict[str, Any]] = []
-    for path in [path for given in options.images for path in expand_images(given)]:  # before figures stand there too
+    # a list, expanded before the first figure is written: --out may be a folder of images
+    for path in [path for pattern in options.images for path in expand_images(pattern)]:
         rows.append(_explain_one(network, path, out, maps=maps, target=options.target, top=options.top))
         if not options.json:
-            _say(rows[-1])
+            _print_row(rows[-1])
     if options.json:
         print_json(rows)
     bad = [row for row in rows if "error" in row]
@@ -112,13 +133,13 @@ def _run_pictures(options: argparse.Namespace) -> None:
         raise PatchloomError(f"{len(bad)} of {len(rows)} images could not be explained.")
 
 
-def _explain_one(network: Any, path: Path, out: Path, **asked: Any) -> dict[str, Any]:
+def _explain_one(network: Any, path: Path, out: Path, **options: Any) -> dict[str, Any]:
     from patchloom.errors import PatchloomError
     from patchloom.explaining.explanation import explain
     from patchloom.plots import save_figure
 
     try:
-        found = explain(network, path, **asked)
+        found = explain(network, path, **options)
     except PatchloomError as error:
         return {"path": str(path), "error": str(error)}
     figure = _free_name(out, path.stem)
@@ -127,7 +148,7 @@ def _explain_one(network: Any, path: Path, out: Path, **asked: Any) -> dict[str,
 
 
 def _free_name(folder: Path, stem: str) -> Path:
-    """A name for a figure under which nothing stands: neither a picture of the user nor an earlier figure."""
+    """An unused file name for a figure, so that no image of the user and no earlier figure is overwritten."""
     path, number = folder / f"{stem}.explained.png", 1
     while os.path.lexists(path):
         number += 1
@@ -145,7 +166,7 @@ def _writing(path: Path) -> Iterator[None]:
         raise PatchloomError(f"{error.filename or path} cannot be written: {error.strerror or error}.") from error
 
 
-def _say(row: dict[str, Any]) -> None:
+def _print_row(row: dict[str, Any]) -> None:
     from patchloom.explaining.figures import SHOWN
 
     if "error" in row:
@@ -154,9 +175,9 @@ def _say(row: dict[str, Any]) -> None:
     likely = [one for one in row["predictions"] if one["probability"] > SHOWN] or row["predictions"][:1]
     classes = ", ".join(f"{one['class']} {one['probability']:.1%}" for one in likely)  # all above 10 % (CaiT D.2)
     print_lines(f"{row['path']}: {classes} -> {row['figure']}")
-    for name, figures in row["faithfulness"].items():
-        chance = figures["random"]["deletion"]
+    for name, scores in row["faithfulness"].items():
+        random = scores["random"]["deletion"]
         print(
-            f"  {name:24} {figures['verdict']}: deletion {figures['deletion']:.3f}, insertion "
-            f"{figures['insertion']:.3f}, random {chance['mean']:.3f} ± {chance['std']:.3f}"
+            f"  {name:24} {scores['verdict']}: deletion {scores['deletion']:.3f}, insertion "
+            f"{scores['insertion']:.3f}, random {random['mean']:.3f} ± {random['std']:.3f}"
         )

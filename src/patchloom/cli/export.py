@@ -1,44 +1,60 @@
-"""`patchloom export`."""
+"""`patchloom export`: a verified file for another program."""
 
 from __future__ import annotations
 
 import argparse
 from typing import Any
 
-from patchloom.cli.options import device_options
-from patchloom.cli.output import print_json
+from patchloom.cli.output import JSON_HELP, MODEL_HELP, add_command, add_device, print_json
 
 
 def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "export",
-        parents=[shared, device_options("cpu", "the logits that the file is compared with")],
-        help="a checked file for another program",
+        shared,
+        "export to ONNX, OpenVINO or PyTorch, or to weights in other layouts, and verify the result",
+        [
+            "patchloom export runs/birds --to onnx --out birds.onnx",
+            "patchloom export deit_tiny.fb_in1k --to openvino --int8 --with-preprocessing --out deit.xml",
+        ],
     )
-    parser.add_argument("model", metavar="FROM", help="a run, an export, a file of weights, a published tag")
-    parser.add_argument(
-        "--to", metavar="FORMAT", required=True, help="onnx, openvino, torch, safetensors, timm or official"
+    group = parser.add_argument_group("input and output")
+    group.add_argument("model", metavar="FROM", help=MODEL_HELP)
+    group.add_argument(
+        "--to", metavar="FORMAT", required=True, help="format: onnx, openvino, torch, safetensors, timm or official"
     )
-    parser.add_argument("--out", metavar="FILE", required=True, help="the file to write")
-    parser.add_argument("--int8", action="store_true", help="of onnx and openvino: weights in 8 bits")
-    parser.add_argument(
-        "--with-preprocessing", action="store_true", help="take uint8 pixels, height x width x 3, and normalise inside"
+    group.add_argument("--out", metavar="FILE", required=True, help="file to write")
+    group.add_argument("--base", metavar="FROM", help="weights that a delta was made from (default: none)")
+    group.add_argument("--json", action="store_true", help=JSON_HELP)
+    group = parser.add_argument_group("content of the file")
+    group.add_argument(
+        "--int8", action="store_true", help="store weights in 8 bits, for onnx and openvino (default: float32)"
     )
-    parser.add_argument(
+    group.add_argument(
+        "--with-preprocessing",
+        action="store_true",
+        help="take uint8 pixels, height x width x 3, and normalise inside (default: normalised float32)",
+    )
+    group = parser.add_argument_group("verification")
+    group.add_argument(
         "--tolerance",
+        metavar="X",
         type=float,
-        help="refuse past this difference of logits, as a part of the largest (default 1e-4); with --int8, past this "
-        "part of images whose likeliest class is another (default 0.1)",
+        help="largest difference of logits, relative to the largest logit (default: 1e-4); with --int8, largest "
+        "fraction of images whose predicted class changes (default: 0.1)",
     )
-    parser.add_argument(
-        "--images", metavar="DIR", help="images to compare on; default: what the run held out, or some photos"
+    group.add_argument(
+        "--images",
+        metavar="DIR",
+        help="images to compare on (default: the validation images of the run, or two photos)",
     )
-    parser.add_argument("--base", help="of a delta: the weights that it was made from")
-    parser.add_argument("--json", action="store_true", help="for programs")
+    add_device(parser, "cpu", "the logits that the file is compared with")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> None:
+    """Export and print the report."""
     from patchloom.exporting import export
 
     report = export(
@@ -55,8 +71,8 @@ def run(options: argparse.Namespace) -> None:
     if options.json:
         print_json(report.to_json())
         return
-    print(f"{report.file}: {report.bytes / 1e6:.1f} MB{', in the place of an earlier file' if report.replaced else ''}")
+    print(f"{report.file}: {report.bytes / 1e6:.1f} MB{', replaces an earlier export' if report.replaced else ''}")
     print(
-        f"On {report.images} images its logits differ by at most {report.difference:.1e} of the largest one; "
-        f"{report.agreement:.1%} have the same likeliest class."
+        f"Verified on {report.images} images: logits differ by at most {report.difference:.1e} of the largest logit; "
+        f"{report.agreement:.1%} of the predicted classes agree."
     )

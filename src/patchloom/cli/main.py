@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from patchloom import __version__, temporary
 from patchloom.cli import bench, data, evaluate, explain, export, models, recipes, runs, serve, train
-from patchloom.cli.output import speaks
+from patchloom.cli.output import is_main_process
 from patchloom.errors import EXIT_CODES, InterruptedWork, PatchloomError
 from patchloom.terminal import print_lines, printable
 
@@ -34,7 +34,7 @@ def main(words: Sequence[str] | None = None) -> None:
     except PatchloomError as error:
         if options.debug:
             raise
-        if speaks() or not isinstance(error, InterruptedWork):
+        if is_main_process() or not isinstance(error, InterruptedWork):
             first, *more = map(str, error.args)
             print_lines(f"patchloom: {first}", *more, file=sys.stderr)
         sys.exit(error.exit_code)
@@ -69,7 +69,7 @@ def _ended_by_signals() -> Iterator[None]:
             sys.stdout.flush()
         temporary.remove()
         with suppress(OSError):
-            os.write(2, b"patchloom: stopped.\n" if speaks() else b"")
+            os.write(2, b"patchloom: stopped.\n" if is_main_process() else b"")
         os._exit(3)
 
     if threading.current_thread() is not threading.main_thread():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from patchloom.cli.output import print_json, table
+from patchloom.cli.output import JSON_HELP, add_command, print_json, table
 from patchloom.terminal import print_lines
 
 _RECOMMENDED = (
@@ -13,17 +13,27 @@ _RECOMMENDED = (
     ("deit_tiny", "the same, three times faster on a CPU: `patchloom finetune deit_tiny.fb_in1k DATA`"),
     ("deit_nano", "train from scratch on images of up to 64 pixels: `patchloom train DATA`"),
 )
-LARGER = 384  # the papers' second resolution
+LARGER = 384  # the second resolution of the papers
 
 
 def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
-    parser = commands.add_parser("models", parents=[shared], help="list the models with their size and cost")
-    parser.add_argument("pattern", nargs="?", default="*", help="a name or a shell pattern, such as 'cait_*'")
-    parser.add_argument("--json", action="store_true", help="for programs: one object a model")
+    parser = add_command(
+        commands,
+        "models",
+        shared,
+        "list the models with their size, cost and published weights",
+        ["patchloom models", "patchloom models 'cait_*' --json"],
+    )
+    parser.add_argument(
+        "pattern", nargs="?", default="*", help="name or shell pattern, such as 'cait_*' (default: all)"
+    )
+    group = parser.add_argument_group("output")
+    group.add_argument("--json", action="store_true", help=JSON_HELP)
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> None:
+    """Print the table of models."""
     rows = model_rows(options.pattern)
     if options.json:
         print_json(rows)
@@ -33,8 +43,10 @@ def run(options: argparse.Namespace) -> None:
 
 
 def model_rows(pattern: str) -> list[dict[str, Any]]:
-    """One row per model: cost at its own resolution, and at 384 pixels where its patch divides them; `weights` are the
-    tags of its published weights, which `load` and `finetune` take as NAME.TAG."""
+    """One row per model: cost at its default resolution, and at 384 pixels if the patch size divides them.
+
+    `weights` are the tags of its published weights; `load` and `finetune` accept NAME.TAG.
+    """
     from patchloom.models.complexity import complexity
     from patchloom.models.registry import Entry, Paper, entries, find_config  # torch is imported only here
     from patchloom.weights.catalogue import PUBLISHED

@@ -1,7 +1,8 @@
-"""What commands print and where they write, and which of many processes prints."""
+"""Helpers of the commands: parsers with grouped options and examples, tables, JSON, output folders."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
@@ -11,14 +12,57 @@ from typing import Any
 
 from patchloom.terminal import printable
 
+MODEL_HELP = "model: a run folder, an export, a weight file or a published tag such as deit_tiny.fb_in1k"
+DATA_HELP = "data: a folder with one subfolder per class, a CSV file, 'digits', or another source (see docs/data.md)"
+JSON_HELP = "print JSON for programs (default: text)"
 
-def speaks() -> bool:
-    """Whether this is the one of many processes that speaks."""
+
+def add_command(
+    commands: Any, name: str, shared: argparse.ArgumentParser, purpose: str, examples: Sequence[str], **options: Any
+) -> argparse.ArgumentParser:
+    """Add a command whose --help begins with its purpose and ends with examples to paste.
+
+    `purpose` is a phrase in lower case without a full stop, as the list of commands shows it; `options` are further
+    arguments of `add_parser`.
+    """
+    return commands.add_parser(
+        name,
+        parents=[shared],
+        help=purpose,
+        description=f"{purpose[0].upper()}{purpose[1:]}.",
+        epilog="\n".join(["examples:", *(f"  {example}" for example in examples)]),
+        formatter_class=_HelpFormatter,
+        **options,
+    )
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Wraps the description, and leaves the examples as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if text.startswith("examples:"):
+            return super()._fill_text(text, width, indent)
+        return argparse.HelpFormatter._fill_text(self, text, width, indent)
+
+
+def add_device(parser: argparse.ArgumentParser, default: str = "auto", purpose: str = "computing") -> None:
+    """--device, which every command that computes has; its value is for `patchloom.devices.choose_device`."""
+    meaning = "the accelerator of this machine, else the CPU" if default == "auto" else "on which the file runs too"
+    parser.add_argument(
+        "--device",
+        metavar="NAME",
+        default=default,
+        help=f"device for {purpose}: auto, cpu, cuda, cuda:1, mps, xpu, ... (default: {default}, {meaning})",
+    )
+
+
+def is_main_process() -> bool:
+    """Whether this process prints: the only one, or the first of a distributed run."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
-    """Lines with aligned columns; the columns `right` are aligned to the right, and the last is as long as it is."""
+    """Lines with aligned columns. The columns `right` are aligned to the right; the last column is not padded."""
     rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
     return [
@@ -32,7 +76,7 @@ def _padded(cell: str, width: int, right: bool) -> str:
 
 
 def print_json(value: Any) -> None:
-    """What programs read: numbers that are none become null, for JSON has no word for them."""
+    """Print a value as JSON, with null in place of NaN and infinity, which JSON cannot express."""
     print(json.dumps(_plain(value), indent=1, allow_nan=False))
 
 
@@ -45,11 +89,11 @@ def _plain(value: Any) -> Any:
 
 
 def out_folder(name: str) -> Path:
-    """The folder that --out names, made if it is not there."""
+    """The folder of --out, created if necessary; raises PatchloomError if that fails."""
     from patchloom.errors import PatchloomError
 
     try:
         Path(name).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise PatchloomError(f"--out {name} cannot be made: {error.strerror}.") from error
+        raise PatchloomError(f"Cannot create the folder --out {name}: {error.strerror}.") from error
     return Path(name)

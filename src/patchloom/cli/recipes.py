@@ -1,4 +1,4 @@
-"""`patchloom recipes`: the training procedures, and where each of their values comes from."""
+"""`patchloom recipes`: the training recipes and the source of each of their values."""
 
 from __future__ import annotations
 
@@ -6,27 +6,37 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from patchloom.cli.output import print_json, table
+from patchloom.cli.output import JSON_HELP, add_command, print_json, table
 
 if TYPE_CHECKING:
     from patchloom.recipes.recipe import Recipe
 
 _RECOMMENDED = (
     ("new_classes", "fine-tune published weights on your own photos; the default of `patchloom finetune`"),
-    ("deit@small", "train from scratch on up to some thousand images, also on a CPU"),
+    ("deit@small", "train from scratch on up to a few thousand images, also on a CPU"),
     ("deit3_1k", "train from scratch on a million images, with GPUs"),
 )
 
 
 def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
-    parser = commands.add_parser("recipes", parents=[shared], help="list the training procedures, or show one")
-    parser.add_argument("name", nargs="?", help="a recipe to show, such as 'deit' or 'deit@small'; none: list them all")
-    parser.add_argument("--model", help="give the values for this model, such as 'cait_s36'")
-    parser.add_argument("--json", action="store_true", help="for programs: one object a recipe")
+    parser = add_command(
+        commands,
+        "recipes",
+        shared,
+        "list the training recipes, or show one with the source of every value",
+        ["patchloom recipes", "patchloom recipes deit3_1k --model deit3_small"],
+    )
+    parser.add_argument("name", nargs="?", help="recipe to show, such as 'deit' or 'deit@small' (default: list all)")
+    parser.add_argument(
+        "--model", metavar="NAME", help="show the values for this model, such as 'cait_s36' (default: none)"
+    )
+    group = parser.add_argument_group("output")
+    group.add_argument("--json", action="store_true", help=JSON_HELP)
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> None:
+    """Print one recipe, or the list of all."""
     from patchloom.models.registry import find_config  # torch is imported only here
     from patchloom.recipes.registry import find_recipe, list_recipes
 
@@ -40,7 +50,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _list(recipes: Sequence[Recipe]) -> str:
-    head = ("recipe", "optimizer", "lr", "batch", "epochs", "loss", "what it trains")
+    head = ("recipe", "optimizer", "lr", "batch", "epochs", "loss", "purpose")
     rows = [(r.name, r.optimizer, f"{r.lr:g}", str(r.batch_size), str(r.epochs), r.loss, r.summary) for r in recipes]
     return "\n".join([*table([("recommended", ""), *_RECOMMENDED]), "", *table([head, *rows])])
 

@@ -1,4 +1,4 @@
-"""`patchloom serve`."""
+"""`patchloom serve`: models behind an HTTP port."""
 
 from __future__ import annotations
 
@@ -6,55 +6,92 @@ import argparse
 import os
 from typing import Any
 
-from patchloom.cli.options import device_options
+from patchloom.cli.output import MODEL_HELP, add_command, add_device
 
 
 def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
-    parser = commands.add_parser(
-        "serve", parents=[shared, device_options()], help="a web page and an HTTP service for models"
+    parser = add_command(
+        commands,
+        "serve",
+        shared,
+        "serve models over HTTP, with a web page",
+        [
+            "patchloom serve runs/birds",
+            "patchloom serve birds=runs/birds deit_tiny.fb_in1k --host 0.0.0.0 --port 8080 --token SECRET-TOKEN",
+        ],
     )
-    parser.add_argument(
-        "models", metavar="FROM", nargs="+", help="runs, exports, files of weights, published tags; NAME=FROM names one"
+    parser.add_argument("models", metavar="FROM", nargs="+", help=f"{MODEL_HELP}; NAME=FROM sets its name")
+    group = parser.add_argument_group("models")
+    group.add_argument(
+        "--base", metavar="FROM", help="weights that deltas were made from, kept in memory once (default: none)"
     )
-    parser.add_argument("--base", help="of deltas: the weights that they were made from, held in memory once")
-    parser.add_argument("--int8", action="store_true", help="predict with products of bytes: faster, and not exact")
-    parser.add_argument("--host", help="the address to listen at (default 127.0.0.1: this machine alone)")
-    parser.add_argument("--port", type=int, help="default 8000; 0 takes any that is free")
-    parser.add_argument("--token", help="ask for this bearer token (better in the variable PATCHLOOM_TOKEN)")
-    parser.add_argument(
-        "--allow-host", dest="allowed_hosts", action="append", metavar="NAME", help="a name that clients call it by"
+    group.add_argument(
+        "--int8",
+        action="store_true",
+        help="use int8 matrix multiplication: faster, slightly less accurate (default: off)",
     )
-    parser.add_argument("--max-bytes", type=int, help="of one upload (default 20000000)")
-    parser.add_argument("--max-pixels", type=int, help="of one image (default 50000000)")
-    parser.add_argument("--max-batch", type=int, help="images that the network sees at once (default 16)")
-    parser.add_argument("--max-queue", type=int, help="predictions under way before it answers 503 (default 256)")
-    parser.add_argument("--max-explanations", type=int, help="explanations under way (default 16)")
-    parser.add_argument("--max-queue-bytes", type=int, help="of all uploads under way (default 256000000)")
-    parser.add_argument("--timeout", type=float, help="seconds of a prediction (default 30)")
-    parser.add_argument("--explain-timeout", type=float, help="seconds of an explanation (default 180)")
-    parser.add_argument("--upload-timeout", type=float, help="seconds of an upload (default 30)")
-    parser.add_argument("--min-upload-rate", type=float, help="bytes per second of an upload (default 4000)")
-    parser.add_argument("--max-files", type=int, help="images in one request to predict (default 32)")
-    parser.add_argument("--decoders", type=int, help="threads that decode large images (default: cores, 2 to 4)")
-    parser.add_argument("--decode-timeout", type=float, help="seconds to decode one image (default 10)")
-    parser.add_argument("--max-connections", type=int, help="open connections (default 1000, or what files allow)")
-    parser.add_argument(
-        "--idle-timeout", type=float, help="seconds of a connection without a complete request head (default 10)"
-    )
+    _add_access(parser.add_argument_group("address and access"))
+    _add_limits(parser.add_argument_group("limits (requests beyond them are refused)"))
+    _add_timeouts(parser.add_argument_group("timeouts"))
+    add_device(parser)
     parser.set_defaults(run=run_serve)
 
 
+def _add_access(group: Any) -> None:
+    group.add_argument("--host", metavar="ADDRESS", help="address to listen on (default: 127.0.0.1, this machine only)")
+    group.add_argument("--port", metavar="N", type=int, help="port to listen on, 0 for any free port (default: 8000)")
+    group.add_argument("--token", help="require this bearer token (default: the variable PATCHLOOM_TOKEN, or none)")
+    group.add_argument(
+        "--allow-host",
+        dest="allowed_hosts",
+        action="append",
+        metavar="NAME",
+        help="accept requests to this host name, repeatable (default: any name, or only loopback names on loopback)",
+    )
+
+
+def _add_limits(group: Any) -> None:
+    for flag, text in (
+        ("--max-bytes", "bytes per file (default: 20000000)"),
+        ("--max-pixels", "pixels per image (default: 50000000)"),
+        ("--max-files", "files per prediction request (default: 32)"),
+        ("--max-batch", "images per batch (default: 16)"),
+        ("--max-queue", "images of predictions in progress (default: 256)"),
+        ("--max-queue-bytes", "bytes of all uploads in progress (default: 256000000)"),
+        ("--max-explanations", "explanations in progress (default: 16)"),
+        ("--max-connections", "open connections (default: 1000, or as many as the limit of open files allows)"),
+        ("--decoders", "threads that decode large images (default: the number of cores, but 2 to 4)"),
+    ):
+        group.add_argument(flag, metavar="N", type=int, help=text)
+    group.add_argument(
+        "--min-upload-rate", metavar="RATE", type=float, help="bytes per second of an upload, at least (default: 4000)"
+    )
+
+
+def _add_timeouts(group: Any) -> None:
+    for flag, text in (
+        ("--timeout", "seconds per prediction (default: 30)"),
+        ("--explain-timeout", "seconds per explanation (default: 180)"),
+        ("--upload-timeout", "seconds per uploaded file (default: 30)"),
+        ("--decode-timeout", "seconds to decode an image (default: 10)"),
+        ("--idle-timeout", "seconds without a complete request head before a connection is closed (default: 10)"),
+    ):
+        group.add_argument(flag, metavar="SECONDS", type=float, help=text)
+
+
 def run_serve(options: argparse.Namespace) -> None:
+    """Serve until a signal."""
     from dataclasses import fields
 
     from patchloom.errors import PatchloomError
     from patchloom.install import install_hint
     from patchloom.serve.settings import Settings
 
-    given = {field.name: getattr(options, field.name, None) for field in fields(Settings)}
-    given["token"] = given["token"] or os.environ.get("PATCHLOOM_TOKEN") or None
-    given["allowed_hosts"] = tuple(given["allowed_hosts"] or ())
-    settings = Settings(**{name: value for name, value in given.items() if value is not None})
+    # options that were not set are left out, so that Settings alone defines the defaults
+    values = {field.name: getattr(options, field.name, None) for field in fields(Settings)}
+    values["token"] = values["token"] or os.environ.get("PATCHLOOM_TOKEN") or None
+    values["allowed_hosts"] = tuple(values["allowed_hosts"] or ())
+    settings = Settings(**{name: value for name, value in values.items() if value is not None})
     try:
         from patchloom.serve.run import serve
     except ImportError as error:

@@ -9,23 +9,15 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
-from patchloom.cli.options import device_options
-from patchloom.cli.output import print_json, speaks
+from patchloom.cli.output import add_command, add_device, is_main_process, print_json
 from patchloom.tasks.commands import Command, task_commands
 
 
 def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
     for task in task_commands():
         for command in task.start:
-            parser = commands.add_parser(
-                command.name,
-                parents=[shared, device_options()],
-                help=command.help,
-                usage=command.usage,
-                description=command.description,
-                epilog="\n".join(["examples:", *(f"  {example}" for example in command.examples)]),
-                formatter_class=_HelpFormatter,
-            )
+            parser = add_command(commands, command.name, shared, command.help, command.examples, usage=command.usage)
+            parser.description = command.description
             command.add_arguments(parser)
             _add_run_options(parser)
             parser.set_defaults(run=partial(run_command, command), settings=[])
@@ -34,17 +26,9 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
     extend.add_argument("--epochs", type=int, required=True, help="number of epochs to add")
 
 
-class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Wraps the description, and leaves the examples as they are."""
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        if text.startswith("examples:"):
-            return super()._fill_text(text, width, indent)
-        return argparse.HelpFormatter._fill_text(self, text, width, indent)
-
-
 def _add_run_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("run")
+    add_device(parser)
     group.add_argument("--out", metavar="RUN", help="run folder (default: a new one, runs/NAME of the data)")
     group.add_argument("--strict", action="store_true", help="treat unreadable files as an error, not skip them")
     group.add_argument("--plan", action="store_true", help="print the resolved plan and the estimated time, then exit")
@@ -53,17 +37,11 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_resume(commands: Any, shared: argparse.ArgumentParser, name: str, text: str) -> Any:
-    more = " --epochs N" if name == "extend" else ""
-    parser = commands.add_parser(
-        name,
-        parents=[shared, device_options()],
-        help=text,
-        description=f"{text.capitalize()}.",
-        epilog=f"examples:\n  patchloom {name} runs/photos{' --epochs 10' if more else ''}",
-        formatter_class=_HelpFormatter,
-    )
+    example = f"patchloom {name} runs/photos{' --epochs 10' if name == 'extend' else ''}"
+    parser = add_command(commands, name, shared, text, [example])
     parser.add_argument("run_folder", metavar="RUN", help="run folder")
     parser.add_argument("--json", action="store_true", help="print the last log record as JSON")
+    add_device(parser)
     parser.set_defaults(run=run_resume)
     return parser
 
@@ -96,7 +74,7 @@ def _print_plan(options: argparse.Namespace, config: Any, sequence: Any, console
     if sequence:
         plans.append(measure_plan(sequence.check(config), console, options.strict, options.device))
     leave_processes()
-    if options.json and speaks():
+    if options.json and is_main_process():
         print_json({**plans[0], "stages": plans})
 
 
@@ -126,7 +104,7 @@ def run_resume(options: argparse.Namespace) -> None:
 def _console(options: argparse.Namespace) -> Any:
     from patchloom.console import Console
 
-    return Console(sys.stderr if options.json else sys.stdout, quiet=not speaks())
+    return Console(sys.stderr if options.json else sys.stdout, quiet=not is_main_process())
 
 
 def _print_last(options: argparse.Namespace, run: Any, console: Any) -> None:
@@ -136,7 +114,7 @@ def _print_last(options: argparse.Namespace, run: Any, console: Any) -> None:
 
     leave_processes()
     records = epoch_records(run)
-    if options.json and speaks():
+    if options.json and is_main_process():
         print_json(records[-1] if records else None)
     summary = find_task(run.settings["task"]).summary(records[-1]) if records else None
     if summary:

@@ -1,2 +1,4 @@
-"""Why a model predicts what it predicts: attention maps, saliency, faithfulness scores and analyses of whole networks.
-Imports tasks and everything below them."""
+"""Explanations of predictions: attention maps, saliency, faithfulness scores, and analyses of whole networks.
+
+This package imports `tasks` and what is below it; `serve` and `cli` may import it.
+"""

@@ -1,4 +1,4 @@
-"""What a model is like, whatever the picture: scales, sparsity, branch norms, embeddings, agreement with others."""
+"""Analyses of models, independent of single images: scales, sparsity, branch norms, embeddings, agreement."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from patchloom.tasks.classification.agreement import disagreement
 from patchloom.tasks.classification.task import NORM_IMAGES
 from patchloom.training.run import Run
 
-EMBEDDED = 500  # images at most unless asked for more, evenly spread: t-SNE takes long
-LEAST = 8  # images that embeddings are analysed of
+EMBEDDED = 500  # default number of images to embed, evenly spread over the data: t-SNE is slow
+LEAST = 8  # images needed for an analysis of embeddings
 
 From = str | PathLike[str]
 
@@ -43,32 +43,31 @@ def analyse(
     device: Device = "auto",
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """All that can be said of models without a picture to explain, as plain JSON.
+    """Analyse models; returns plain JSON.
 
-    models         by FROM: name, scales, sparsity, and where a run logged them, norms_by_epoch; with `data` also
-                   branch_norms and embeddings (PCA energy, t-SNE)
-    disagreement   of several models on `data`
+    `models` has one entry per model with its name, scales and sparsity, and norms_by_epoch if its run logged them;
+    with `data` also branch_norms and embeddings (PCA energy, t-SNE). `disagreement` compares several models on `data`.
 
-    At most `count` images (default: 500), evenly spread over the data, are embedded; embeddings.count says how many.
+    At most `count` images (default: 500), evenly spread over the data, are embedded; embeddings.count is their number.
+    Raises PatchloomError if `data` is missing or has too few images.
     """
     if count is not None and (data is None or count < LEAST):
         raise PatchloomError(
-            f"--count is the number of images of --data to embed, at least {LEAST}"
-            + (", and no --data is given." if data is None else f", not {count}.")
+            "--count requires --data." if data is None else f"--count must be at least {LEAST}, not {count}."
         )
     if len(models) > 1 and data is None:
-        raise PatchloomError(f"{len(models)} models are given; how far they agree needs images: --data DATA.")
+        raise PatchloomError(f"Comparing {len(models)} models needs images. Pass them with --data DATA.")
     source, items = open_items(data, labels, split, console=console) if data is not None else (None, [])
     found: dict[str, Any] = {"models": {}}
     for model in models:
         network = open_model(model, device=device)
-        about: dict[str, Any] = {"model": network.config.name, "scales": scales(network), "sparsity": sparsity(network)}
+        entry: dict[str, Any] = {"model": network.config.name, "scales": scales(network), "sparsity": sparsity(network)}
         if logged := _logged_norms(model):
-            about["norms_by_epoch"] = logged
+            entry["norms_by_epoch"] = logged
         if source is not None:
-            about["branch_norms"] = _norms(network, source, items)
-            about["embeddings"] = _embeddings(network, source, items, count or EMBEDDED)
-        found["models"][str(model)] = about
+            entry["branch_norms"] = _norms(network, source, items)
+            entry["embeddings"] = _embeddings(network, source, items, count or EMBEDDED)
+        found["models"][str(model)] = entry
     if len(models) > 1 and data is not None:
         found["disagreement"] = disagreement(models, data, labels=labels, split=split, device=device)
     return found
@@ -85,15 +84,19 @@ def _logged_norms(model: From) -> list[dict[str, Any]]:
 
 
 def _norms(network: Network, source: Source, items: Sequence[Item]) -> dict[str, float]:
-    how, device = network.preprocessing, next(network.parameters()).device
-    pictures = [np.asarray(resize_and_crop(source.read(item), how)) for item in spread(items, NORM_IMAGES)]
-    return branch_norms(network, normalise(torch.from_numpy(np.stack(pictures)).to(device), how.mean, how.std))
+    """The norm of each branch relative to its input, on NORM_IMAGES images."""
+    preprocessing, device = network.preprocessing, next(network.parameters()).device
+    pictures = [np.asarray(resize_and_crop(source.read(item), preprocessing)) for item in spread(items, NORM_IMAGES)]
+    images = torch.from_numpy(np.stack(pictures)).to(device)
+    return branch_norms(network, normalise(images, preprocessing.mean, preprocessing.std))
 
 
 def _embeddings(network: Network, source: Source, items: Sequence[Item], count: int) -> dict[str, Any]:
     chosen = spread(items, count)
     if len(chosen) < LEAST:
-        raise PatchloomError(f"Embeddings are analysed of at least {LEAST} images; {source.where} gives {len(chosen)}.")
+        raise PatchloomError(
+            f"An analysis of embeddings needs at least {LEAST} images; {source.where} has {len(chosen)}."
+        )
     vectors = embeddings(network, source, chosen, network.preprocessing).astype(np.float64)
     return {
         "count": len(chosen),
@@ -104,14 +107,14 @@ def _embeddings(network: Network, source: Source, items: Sequence[Item], count: 
 
 
 def pca_energy(vectors: np.ndarray) -> np.ndarray:
-    """The share of the variance of (N, D) vectors that the first 1, 2, ... principal components hold."""
+    """The cumulative share of the variance of (N, D) vectors in their principal components, (min(N, D),)."""
     variances = np.linalg.svd(vectors - vectors.mean(axis=0), compute_uv=False) ** 2
     total = variances.sum()
     return variances.cumsum() / total if total > 0 else np.ones_like(variances)
 
 
 def tsne(vectors: np.ndarray) -> np.ndarray:
-    """(N, 2): t-SNE of (N, D) vectors, the same at every call."""
+    """Deterministic t-SNE of (N, D) vectors, (N, 2); raises PatchloomError if scikit-learn is missing."""
     try:
         from sklearn.manifold import TSNE
     except ImportError as error:

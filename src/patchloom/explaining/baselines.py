@@ -1,4 +1,4 @@
-"""Maps that every network can give: Grad-CAM, from gradients, and occlusion, from what hiding a part changes."""
+"""Maps that work for every network: Grad-CAM, from gradients, and occlusion, from the effect of hiding a region."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from torch.nn import functional as F
 from patchloom.data.mixing import normalise
 from patchloom.models.network import Network
 
-BATCH = 16  # images of one forward; more are slower on a CPU
-PLACES = 14  # at most, along either side, that occlusion hides
+BATCH = 16  # images per forward pass; more are slower on a CPU
+PLACES = 14  # positions of the hidden square along either side, at most
 
 
 def network_input(network: Network, picture: np.ndarray) -> Tensor:
     """(1, 3, H, W), normalised, from the crop (H, W, 3) of uint8."""
-    own, how = next(network.parameters()), network.preprocessing
-    return normalise(torch.from_numpy(picture).to(own.device)[None], how.mean, how.std).to(own.dtype)
+    parameter, preprocessing = next(network.parameters()), network.preprocessing
+    pixels = torch.from_numpy(picture).to(parameter.device)[None]
+    return normalise(pixels, preprocessing.mean, preprocessing.std).to(parameter.dtype)
 
 
 def log_probabilities(network: Network, images: Iterator[Tensor] | Tensor) -> Tensor:
-    """(images, classes), for images (B, C, height, width) or a stream of (C, height, width)."""
+    """Log-probabilities (images, classes) of images (B, C, height, width), or of an iterator of (C, height, width)."""
     found = []
     with torch.inference_mode():
         for batch in _batches(images):
@@ -49,11 +50,11 @@ def _batches(images: Iterator[Tensor] | Tensor) -> Iterator[Tensor]:
 
 
 def grad_cam(network: Network, x: Tensor, target: int) -> Tensor:
-    """relu of the sum over channels of the patches, each channel times its mean gradient of the target's logit;
-    (grid height, grid width) for one image.
+    """Grad-CAM of one image x (1, C, height, width): (grid height, grid width).
 
-    The patches are those that the last layer reads which still mixes them: where a class token joins the trunk, what
-    goes into the last block, since the patches that come out of it are not read; else what comes out of the trunk.
+    relu(sum over channels c of w_c P_c), with patch tokens P and w_c the mean over patches of the gradient of the
+    target's logit. P is the input of the last block if a class token is in the trunk, since the patches that come out
+    of that block are not used; otherwise P is the output of the trunk.
     """
     kept: list[Tensor] = []
 
@@ -74,16 +75,18 @@ def grad_cam(network: Network, x: Tensor, target: int) -> Tensor:
     finally:
         hook.remove()
     height, width = (side // network.config.patch_size for side in x.shape[2:])
-    patches, slopes = (values[0].detach().float().reshape(-1, values.shape[-1]) for values in (kept[0], gradient))
-    patches, slopes = patches[-height * width :], slopes[-height * width :]
-    return (patches @ slopes.mean(dim=0)).relu().unflatten(0, (height, width))
+    # tokens (1, N, D) and maps (1, height, width, D) both become (N, D); prefix tokens are cut off below
+    patches, gradients = (values[0].detach().float().reshape(-1, values.shape[-1]) for values in (kept[0], gradient))
+    patches, gradients = patches[-height * width :], gradients[-height * width :]
+    return (patches @ gradients.mean(dim=0)).relu().unflatten(0, (height, width))
 
 
 def occlusion(network: Network, x: Tensor, target: int) -> Tensor:
-    """How far the log-probability of the target falls when a square is hidden behind the mean colour, averaged over
-    the squares that cover a place; (places down, places across) for one image. A rise counts as 0.
+    """Occlusion of one image x (1, C, height, width): (places down, places across).
 
-    Squares move by a patch (several in large images) and are a fifth of the grid wide, at least one patch.
+    The drop of the target's log-probability when a square is replaced by the mean colour, averaged over the squares
+    that cover a place; a rise counts as 0. Squares move by one patch (several in large images) and are a fifth of the
+    grid wide, at least one patch.
     """
     windows, steps = zip(*(_window(side, network.config.patch_size) for side in x.shape[2:]), strict=True)
     corners = [
@@ -95,7 +98,7 @@ def occlusion(network: Network, x: Tensor, target: int) -> Tensor:
     def hidden() -> Iterator[Tensor]:
         for top, left in corners:
             image = x[0].clone()
-            image[:, top : top + windows[0], left : left + windows[1]] = 0
+            image[:, top : top + windows[0], left : left + windows[1]] = 0  # the mean colour, as x is normalised
             yield image
 
     falls = (log_probabilities(network, x) - log_probabilities(network, hidden()))[:, target]
@@ -108,7 +111,7 @@ def occlusion(network: Network, x: Tensor, target: int) -> Tensor:
 
 
 def _window(side: int, patch: int) -> tuple[int, int]:
-    """The width of the hidden square along one side of the image, and how far it moves at once."""
+    """The width of the hidden square along one side of the image, and its step, in pixels."""
     cells = side // patch
     step = math.ceil(cells / PLACES)
     return patch * max(step, cells // 5), patch * step

@@ -1,4 +1,4 @@
-"""`explain`: what a network says of a picture, where it looks, and whether that means anything."""
+"""`explain`: the predictions for one image, maps of the regions that drive them, and faithfulness scores."""
 
 from __future__ import annotations
 
@@ -21,7 +21,15 @@ from patchloom.errors import PatchloomError, did_you_mean
 from patchloom.explaining.baselines import network_input
 from patchloom.explaining.faithfulness import faithfulness as judge
 from patchloom.explaining.figures import SHOWN
-from patchloom.explaining.maps import Seen, check_maps, class_names, head_maps, look, make_maps, patch_rows
+from patchloom.explaining.maps import (
+    Outputs,
+    check_maps,
+    class_names,
+    forward_with_attention,
+    head_maps,
+    make_maps,
+    patch_rows,
+)
 from patchloom.explaining.weights import sparsity
 from patchloom.inference.models import Model, open_model
 from patchloom.models.network import Network, TokenLayout, unwrapped
@@ -35,12 +43,12 @@ TOP = 5  # classes that are always reported
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a network says of one picture, and why. Maps are in [0, 1] at the size of the crop."""
+    """Predictions and maps of one image. Maps have values in [0, 1] and the size of the crop."""
 
     model: str  # its registered name
-    image: np.ndarray  # (H, W, 3) uint8, the crop that the network saw
+    image: np.ndarray  # (H, W, 3) uint8, the input crop
     predictions: list[dict[str, Any]]  # {class, probability}, best first: five, and all above 10 %
-    target: str  # the class that grad-cam and occlusion are about, and faithfulness but for maps a class
+    target: str  # the class of grad-cam, occlusion and faithfulness (maps per class have their own)
     maps: dict[str, np.ndarray]  # name -> (H, W) float32
     grids: dict[str, np.ndarray]  # name -> (grid height, grid width) float32: the map itself, one value per patch
     heads: dict[str, np.ndarray]  # layer -> (heads, grid height, grid width) float32, after softmax
@@ -50,7 +58,7 @@ class Explanation:
 
     @cached_property
     def overlays(self) -> dict[str, np.ndarray]:
-        """By map, the grey image times the map in the colours of cividis, (H, W, 3) uint8 (CaiT D.2). Needs
+        """For each map, the grey image times the map in the colours of cividis, (H, W, 3) uint8 (CaiT D.2). Requires
         matplotlib."""
         from patchloom.explaining.figures import overlay
 
@@ -58,24 +66,24 @@ class Explanation:
 
     @property
     def figure(self) -> Figure:
-        """All of it as one matplotlib figure, drawn when asked for."""
+        """A matplotlib figure of the whole explanation, drawn on access."""
         from patchloom.explaining.figures import draw_explanation
 
         return draw_explanation(self)
 
     def to_json(self) -> dict[str, Any]:
-        """What fits in a few lines of JSON: no pixels."""
+        """A summary without pixels."""
         return {
             "model": self.model,
             "target": self.target,
             "predictions": self.predictions,
-            "maps": {name: _about(values) for name, values in self.maps.items()},
+            "maps": {name: _summary(values) for name, values in self.maps.items()},
             "faithfulness": self.faithfulness,
             **({"sparsity": self.sparsity} if self.sparsity else {}),
         }
 
 
-@torch.inference_mode(False)  # whatever the caller is in: Grad-CAM needs gradients
+@torch.inference_mode(False)  # Grad-CAM needs gradients, whatever the mode of the caller
 def explain(
     model: Model,
     image: Picture,
@@ -87,18 +95,23 @@ def explain(
     seed: int = 0,
     device: Device = "auto",
 ) -> Explanation:
-    """Explain what a model says of one picture: a PIL image, a file, or an (H, W, 3) array of uint8.
+    """Explain the prediction of a model for one image.
 
     Args:
-        maps: Some of class-attention, rollout, pooling, per-class, cross-patch, grad-cam, occlusion; None: all that the
-            model supports.
-        target: The class, by name or index, that grad-cam, occlusion and faithfulness are about; None: the most
+        model: A network, or anything that `load` accepts.
+        image: A PIL image, a file, or an (H, W, 3) array of uint8.
+        maps: Some of class-attention, rollout, pooling, per-class, cross-patch, grad-cam and occlusion; None: all that
+            the model supports.
+        target: The class, by name or index, that grad-cam, occlusion and faithfulness explain; None: the most
             probable.
         top: For a model with one query per class: the number of best classes that have a map, beside the target's
             (thesis Fig. 5.6); None: every class above 10 %.
-        faithfulness: Whether to measure it, which takes most of the time.
-        seed: Seed of the random maps that it is measured against.
-        device: cpu, cuda:1, mps, ...; by default the accelerator of this machine, else the CPU.
+        faithfulness: Whether to measure faithfulness, which takes most of the time.
+        seed: Seed of the random maps that maps are compared with.
+        device: "cpu", "cuda:1", "mps", ...; by default the accelerator of this machine, else the CPU.
+
+    Raises:
+        PatchloomError: The image cannot be read, or the model does not support a map or has no such class.
     """
     with _evaluating(model, device) as network:
         check_top(network, top)
@@ -107,13 +120,13 @@ def explain(
 
 @contextmanager
 def _evaluating(model: Model, device: Device) -> Iterator[Network]:
-    """Its network in eval mode; one that was handed over has every part in its old mode afterwards."""
-    given = [] if isinstance(model, str | PathLike) else list(unwrapped(model).modules())
-    modes = [module.training for module in given]
+    """The network in eval mode; a network of the caller gets the old mode of every module back afterwards."""
+    modules = [] if isinstance(model, str | PathLike) else list(unwrapped(model).modules())
+    modes = [module.training for module in modules]
     try:
         yield open_model(model, device=device)
     finally:
-        for module, mode in zip(given, modes, strict=True):
+        for module, mode in zip(modules, modes, strict=True):
             module.training = mode
 
 
@@ -128,18 +141,18 @@ def _explain(
 ) -> Explanation:
     picture = _crop(network, image)
     x = network_input(network, picture)
-    logits, attention = look(network, x)
+    logits, attention = forward_with_attention(network, x)
     if not logits.isfinite().all():
-        raise PatchloomError(f"{network.config.name} gives no numbers for this picture: its weights are damaged.")
-    chances = logits.softmax(dim=-1).cpu().numpy()
-    order = np.argsort(-chances, kind="stable")
-    likely = order[chances[order] > SHOWN]
+        raise PatchloomError(f"The output of {network.config.name} for this image is NaN: its weights are damaged.")
+    probabilities = logits.softmax(dim=-1).cpu().numpy()
+    order = np.argsort(-probabilities, kind="stable")
+    likely = order[probabilities[order] > SHOWN]
     chosen = int(order[0]) if target is None else find_class(network, target)
     shown = tuple(dict.fromkeys([*map(int, likely if top is None else order[:top]), chosen]))
-    patch = network.config.patch_size  # convolutional networks take crops of other sizes than their own
+    patch = network.config.patch_size  # the grid of x, since convolutional networks accept other image sizes
     layout = TokenLayout(network.num_prefix, x.shape[2] // patch, x.shape[3] // patch)
-    seen = Seen(network, x, layout, logits, attention, shown, chosen)
-    made = make_maps(seen, wanted)
+    outputs = Outputs(network, x, layout, logits, attention, shown, chosen)
+    made = make_maps(outputs, wanted)
     found = {name: _saliency(values, picture) for name, values in made.items()}
     names, rows = class_names(network), _arrays(patch_rows(network))
     own = {f"per-class: {names[i]}": i for i in shown}
@@ -148,12 +161,13 @@ def _explain(
         model=network.config.name,
         image=picture,
         predictions=[
-            {"class": names[i], "probability": float(chances[i])} for i in order[: max(TOP, len(likely), top or 0)]
+            {"class": names[i], "probability": float(probabilities[i])}
+            for i in order[: max(TOP, len(likely), top or 0)]
         ],
         target=names[chosen],
         maps=found,
         grids=_arrays(made),
-        heads=_arrays(head_maps(seen)),
+        heads=_arrays(head_maps(outputs)),
         faithfulness=judge(network, picture, found, targets, seed) if faithfulness and found else {},
         rows=rows,
         sparsity=sparsity(network) if rows else {},
@@ -161,52 +175,51 @@ def _explain(
 
 
 def _crop(network: Network, image: Picture) -> np.ndarray:
-    """(H, W, 3) uint8, what the network sees of a picture."""
+    """The input of the network before normalisation, (H, W, 3) uint8."""
     if len(network.preprocessing.mean) != 3:
         channels = len(network.preprocessing.mean)
-        raise PatchloomError(f"{network.config.name} takes {channels} channels; a photo has 3.")
+        raise PatchloomError(f"{network.config.name} expects {channels} channels, but photos have 3.")
     if isinstance(image, np.ndarray):
         if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or not image.size:
-            raise PatchloomError(
-                f"A picture is an (H, W, 3) array of uint8, not {image.shape} of {image.dtype}; or a file."
-            )
+            raise PatchloomError(f"An image array must be (H, W, 3) uint8, not {image.shape} {image.dtype}.")
         image = Image.fromarray(image)
     elif isinstance(image, str | PathLike):
         image = read_image(image)
     elif not isinstance(image, Image.Image):
-        raise PatchloomError(f"A picture is a PIL image, a file or an array, not {type(image).__name__}.")
+        raise PatchloomError(f"An image must be a PIL image, a file or an array, not {type(image).__name__}.")
     if not image.width or not image.height:
-        raise PatchloomError(f"The picture is empty: {image.width} x {image.height} pixels.")
+        raise PatchloomError(f"The image is empty: {image.width} x {image.height} pixels.")
     try:
         upright = to_rgb(ImageOps.exif_transpose(image))
-    except (OSError, ValueError, SyntaxError) as error:  # Pillow decodes a file that it has opened only now
-        raise PatchloomError(f"The picture cannot be read: {error}.") from error
+    except (OSError, ValueError, SyntaxError) as error:  # Pillow decodes files lazily, only here
+        raise PatchloomError(f"Cannot read the image: {error}.") from error
     return np.array(resize_and_crop(upright, network.preprocessing))
 
 
 def check_top(network: Network, top: int | None) -> None:
-    """Refuse `top` where a network has no map per class, or not so many classes."""
+    """Raise PatchloomError if the network has no map per class, or fewer than `top` classes."""
     if top is None:
         return
     if not network.per_class:
         raise PatchloomError(
-            f"{network.config.name} has no map per class: --top is for models with queries='per_class'. Leave it out."
+            f"{network.config.name} has no map per class. Leave out --top, or use a model with queries='per_class'."
         )
     if not isinstance(top, int) or not 1 <= top <= network.config.num_classes:
         classes = network.config.num_classes
-        raise PatchloomError(
-            f"--top is a number of classes from 1 to the {classes} of {network.config.name}, not {top}."
-        )
+        raise PatchloomError(f"--top must be from 1 to the {classes} classes of {network.config.name}, not {top}.")
 
 
 def find_class(network: Network, target: str | int) -> int:
-    """A class by its name, or by its place, an integer or its digits; a name of several classes is refused."""
+    """The index of a class, given its name or index (an integer or digits).
+
+    Raises PatchloomError if there is no such class, or several with this name.
+    """
     names = class_names(network)
     if isinstance(target, str) and target in names:
         return names.index(target)
     alike = [name for name, plain in zip(names, network.class_names or (), strict=False) if plain == target]
     if alike:
-        raise PatchloomError(f"{network.config.name} has {len(alike)} classes {target!r}: {', '.join(alike)}.")
+        raise PatchloomError(f"{network.config.name} has {len(alike)} classes named {target!r}: {', '.join(alike)}.")
     place = _place(target)
     if place is None or not 0 <= place < len(names):
         near = did_you_mean(str(target), names)
@@ -215,14 +228,14 @@ def find_class(network: Network, target: str | int) -> int:
 
 
 def _place(target: object) -> int | None:
-    """The index that an integer or a word of ASCII digits stands for."""
+    """The index given by an integer or ASCII digits; None for anything else."""
     if isinstance(target, str):
         return int(target) if target.isascii() and target.isdigit() and len(target) < 10 else None
     return int(target) if isinstance(target, int | np.integer) and not isinstance(target, bool) else None
 
 
 def _saliency(values: Tensor, picture: np.ndarray) -> np.ndarray:
-    """(H, W) float32: upsampled to the picture, then (x - min) / (max - min); all zero where nothing stands out."""
+    """(H, W) float32 in [0, 1]: the map upsampled to the image, then (x - min) / (max - min); zero if constant."""
     size = picture.shape[:2]
     large = F.interpolate(values.float()[None, None], size, mode="bilinear", align_corners=False)[0, 0]
     spread = large.max() - large.min()
@@ -234,8 +247,8 @@ def _arrays(tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
     return {name: values.float().cpu().numpy() for name, values in tensors.items()}
 
 
-def _about(values: np.ndarray) -> dict[str, Any]:
-    """Where a map has its maximum, as shares of height and width, and how much of the picture holds half of it."""
+def _summary(values: np.ndarray) -> dict[str, Any]:
+    """Statistics of a map: its peak as fractions of height and width, and the fraction of pixels with half its mass."""
     row, column = np.unravel_index(values.argmax(), values.shape)
     ordered = np.sort(values.ravel())[::-1].cumsum()
     half = int(np.searchsorted(ordered, ordered[-1] / 2)) + 1

@@ -1,4 +1,4 @@
-"""Explanations as pictures. Nothing here computes; matplotlib is imported when a figure is asked for."""
+"""Figures of explanations. Nothing is computed here; matplotlib is imported on use."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
     from patchloom.explaining.explanation import Explanation
 
-SHOWN = 0.1  # the probability from which on a class is named, and has a map of its own
-MASS = 0.6  # of a map, that the thresholded picture keeps: DINO's share; CaiT Fig. 5 gives no rule
-INCH = 2.2  # of one small picture
+SHOWN = 0.1  # classes above this probability are listed, and have their own map
+MASS = 0.6  # share of a map that the thresholded image keeps, as in DINO; CaiT Fig. 5 states no rule
+INCH = 2.2  # side of one panel, in inches
 
 
 def draw_explanation(explanation: Explanation) -> Figure:
-    """Input, maps over the grey picture, thresholded maps, classes, then every head, or the rows of ResMLP."""
+    """Draw the input, overlays, thresholded maps and classes, then all heads, or the rows of ResMLP."""
     across = 1 + max(2, len(explanation.maps))
     width = across * INCH
     rows = {name: row_picture(values) for name, values in explanation.rows.items() if len(values) > 1}
     pooled = {name: values for name, values in explanation.rows.items() if len(values) == 1}  # of a class-MLP
     sections = [(2 * INCH + 1.0, partial(_draw_maps, explanation=explanation, across=across))]
     for title, tiles, word, signed in (
-        ("every head of every layer: what the token that is read attends to", explanation.heads, "head", False),
+        ("attention of the class token, every head of every layer", explanation.heads, "head", False),
         ("weights of the class-MLP", pooled, "row", True),
     ):
         if tiles:
@@ -51,10 +51,10 @@ def draw_explanation(explanation: Explanation) -> Figure:
 
 
 def _near_zero(explanation: Explanation) -> str:
-    """How sparse A is, beside B and C of the FFN."""
+    """The sparsity of the cross-patch matrix A, and of B and C of the FFN."""
     blocks = list(explanation.sparsity.values())
     shares = {name: np.mean([block[name] for block in blocks if name in block] or [0]) for name in "ABC"}
-    return f"; near zero are {shares['A']:.0%} of A, {shares['B']:.0%} of B, {shares['C']:.0%} of C"
+    return f"; near zero: {shares['A']:.0%} of A, {shares['B']:.0%} of B, {shares['C']:.0%} of C"
 
 
 def _draw_maps(part: Any, explanation: Explanation, across: int) -> None:
@@ -69,14 +69,14 @@ def _draw_maps(part: Any, explanation: Explanation, across: int) -> None:
         panels[0][column].set_title(_short(name, 32), fontsize=9, parse_math=False)
         panels[1][column].imshow(thresholded(explanation.image, explanation.grids[name]))
         if name in explanation.faithfulness:
-            panels[1][column].set_title(_faith(explanation.faithfulness[name]), fontsize=6)
+            panels[1][column].set_title(_score_lines(explanation.faithfulness[name]), fontsize=6)
 
 
-def _faith(figures: dict[str, Any]) -> str:
-    lines = [figures["verdict"]]
+def _score_lines(scores: dict[str, Any]) -> str:
+    lines = [scores["verdict"]]
     for name in ("deletion", "insertion"):
-        chance = figures["random"][name]
-        lines.append(f"{name} {figures[name]:.2f} (random {chance['mean']:.2f} ± {chance['std']:.2f})")
+        random = scores["random"][name]
+        lines.append(f"{name} {scores[name]:.2f} (random {random['mean']:.2f} ± {random['std']:.2f})")
     return "\n".join(lines)
 
 
@@ -96,18 +96,20 @@ def _short(name: str, most: int = 26) -> str:
 
 
 def overlay(image: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """(H, W, 3) uint8: the grey image in [0, 1] times the map, 0 and 1 being the ends of cividis (CaiT D.2)."""
+    """The grey image in [0, 1] times the map (H, W), in the colours of cividis, (H, W, 3) uint8 (CaiT D.2).
+
+    Raises PatchloomError if matplotlib is missing.
+    """
     try:
         from matplotlib import colormaps
     except ImportError as error:
-        raise PatchloomError(f"The colours of overlays need matplotlib: {install_hint('figures')}") from error
+        raise PatchloomError(f"Overlays need matplotlib: {install_hint('figures')}") from error
     grey = image @ np.array([0.299, 0.587, 0.114]) / 255
     return colormaps["cividis"](grey * values, bytes=True)[..., :3]
 
 
 def strongest(grid: np.ndarray) -> np.ndarray:
-    """(grid height, grid width) bool: the smallest set of patches that holds 60 % of a map (of the attention that goes
-    to patches). None where the map is zero."""
+    """The smallest set of patches with 60 % of the sum of a map, (grid height, grid width) bool; empty for zeros."""
     flat = grid.astype(np.float64).ravel()
     order = np.argsort(-flat, kind="stable")
     held = flat[order].cumsum()
@@ -118,9 +120,9 @@ def strongest(grid: np.ndarray) -> np.ndarray:
 
 
 def thresholded(image: np.ndarray, grid: np.ndarray) -> np.ndarray:
-    """(H, W, 3) in [0, 1]: the image in the patches that hold 60 % of the map, faint elsewhere.
+    """The image, faint outside of the patches with 60 % of the map: (H, W, 3) in [0, 1].
 
-    `grid` is the map itself, one value per patch: interpolating and stretching it to [0, 1] would change the share.
+    `grid` is the map with one value per patch: interpolating it and scaling it to [0, 1] would change the share.
     """
     (height, width), (down, across) = image.shape[:2], grid.shape
     rows, columns = np.arange(height) * down // height, np.arange(width) * across // width
@@ -129,8 +131,8 @@ def thresholded(image: np.ndarray, grid: np.ndarray) -> np.ndarray:
 
 
 def row_picture(rows: np.ndarray) -> np.ndarray:
-    """(height, width): the rows of the central patches as one picture, each where its patch lies, scaled to [-1, 1] by
-    its largest value and set apart by nan (thesis Fig. 4.2)."""
+    """The rows of the central patches as one image (height, width), each at the place of its patch, scaled by its
+    largest absolute value and separated by NaN (thesis Fig. 4.2)."""
     height, width = rows.shape[1:]
     framed = np.full((len(rows), height + 1, width + 1), np.nan, np.float32)
     framed[:, :height, :width] = rows / np.maximum(np.abs(rows).max(axis=(1, 2), keepdims=True), 1e-12)
@@ -139,7 +141,7 @@ def row_picture(rows: np.ndarray) -> np.ndarray:
 
 
 def _draw_rows(part: Any, title: str, rows: dict[str, np.ndarray], across: int) -> None:
-    """One picture per layer."""
+    """Draw one panel per layer."""
     panels = part.subplots(-(-len(rows) // across), across, squeeze=False).ravel()
     for panel in panels:
         panel.set_axis_off()
@@ -150,7 +152,7 @@ def _draw_rows(part: Any, title: str, rows: dict[str, np.ndarray], across: int) 
 
 
 class Mosaic:
-    """All heads (or rows) of all layers as one array, each scaled to itself; the more of layers and heads go across."""
+    """All heads (or rows) of all layers as one array, each scaled separately; the longer of the two goes across."""
 
     def __init__(self, tiles: dict[str, np.ndarray], word: str) -> None:
         most = max(len(rows) for rows in tiles.values())
@@ -166,14 +168,14 @@ class Mosaic:
         self.array = np.concatenate([np.concatenate(list(row), axis=1) for row in table])[: -self.gap, : -self.gap]
 
     def height(self, width: float) -> float:
-        """Inches, where it is `width` inches wide and no tile wider than one, with room for slanted labels."""
+        """The height in inches for a width in inches, with tiles of at most one inch and space for rotated labels."""
         tile = min(1.0, width / len(self.across))
         labels = 0.05 * max(map(len, self.across)) if self.slanted else 0
         return tile * len(self.across) * self.array.shape[0] / self.array.shape[1] + labels
 
     @property
     def slanted(self) -> bool:
-        """Whether the labels along the width are too long to stand side by side."""
+        """Whether the labels along the width must be rotated to fit."""
         return len(self.across) * max(map(len, self.across)) > 70
 
     def ticks(self, labels: list[str], side: int) -> list[float]:
@@ -183,7 +185,7 @@ class Mosaic:
 
 
 def _scaled(values: np.ndarray) -> np.ndarray:
-    """To [0, 1]; what has both signs to [-1, 1], with zero in its place."""
+    """Scale to [0, 1]; values of both signs to [-1, 1], where zero stays zero."""
     low, high = float(values.min()), float(values.max())
     if low < 0:
         return values / max(-low, high)
@@ -205,7 +207,7 @@ def _draw_mosaic(part: Any, title: str, tiles: Mosaic, signed: bool) -> None:
 
 
 def layer_label(name: str) -> str:
-    """A layer's name for people: "blocks.3.mixing.branches.1.fn" is "block 4, branch 2"."""
+    """A readable name of a layer: "blocks.3.mixing.branches.1.fn" becomes "block 4, branch 2"."""
     layer, _, which = name.partition(": ")
     found = re.match(r"(blocks|pool)\.(\d+)(?:\.(?:mixing|ffn)\.branches\.(\d+))?", layer)
     if found is None:

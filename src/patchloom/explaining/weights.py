@@ -1,4 +1,4 @@
-"""What the weights alone say: how many are near zero, how strong each residual branch is."""
+"""Analyses of weights alone: sparsity of the matrices, and scales of the residual branches."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ NEAR_ZERO = 0.05  # of the largest absolute weight (thesis Fig. 4.3)
 
 
 def sparsity(network: Network) -> dict[str, dict[str, float]]:
-    """By block, the share of weights whose absolute value is below 5 % of their matrix's largest (thesis Fig. 4.3).
+    """The share of weights below 5 % of the largest absolute weight of their matrix, by block (thesis Fig. 4.3).
 
-    "A" is ResMLP's layer over patches ("A1" and "A2" where that is an MLP), "B" and "C" are the two layers of the FFN
-    (Eq. 4.2, 4.3). Where a block has parallel branches, the mean over them.
+    "A" is the cross-patch layer of ResMLP ("A1" and "A2" if it is an MLP), "B" and "C" are the two layers of the FFN
+    (Eq. 4.2, 4.3). The values of parallel branches are averaged.
     """
     found: dict[str, dict[str, float]] = {}
     for i, block in enumerate(network.blocks):
@@ -42,14 +42,14 @@ def _matrices(module: nn.Module) -> dict[str, Tensor]:
 
 
 def near_zero(weight: Tensor) -> float:
-    """The share of entries below 5 % of the largest absolute one."""
+    """The share of entries below 5 % of the largest absolute entry."""
     size = weight.detach().abs()
     return float((size < NEAR_ZERO * size.max()).float().mean())
 
 
 def scales(network: Network) -> dict[str, dict[str, Any]]:
-    """By residual branch, the mean, least and largest absolute value of its LayerScale or scalar factor, and the values
-    themselves to six digits."""
+    """Mean, minimum and maximum of the absolute scale of each residual branch (LayerScale or a scalar), and the values
+    with six digits."""
     found = {}
     for name, module in network.named_modules():
         if isinstance(module, Branch) and isinstance(module.scale, LayerScale | ScalarScale):

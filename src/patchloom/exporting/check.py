@@ -1,4 +1,4 @@
-"""Whether a written file computes what its network does: on real images, at several batch and image sizes."""
+"""Verification of an exported file: its logits are compared with the network on real images and several sizes."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from patchloom.install import pip_install
 from patchloom.models.network import Network
 from patchloom.training.run import Run
 
-BATCHES = (2, 5, 1)  # up and down: a runtime that keeps the shape of its last answer is found out
-MANY = 64  # crops that int8 is judged on; of more pictures, so many from all over are read
+BATCHES = (2, 5, 1)  # growing and shrinking, to detect a runtime that keeps the shape of its last output
+MANY = 64  # crops to verify int8 with; at most so many pictures are read
 AT_ONCE = 8
 
 T = TypeVar("T")
@@ -37,11 +37,11 @@ Sizes = tuple[int, int, int]  # batch, height, width
 
 
 @dataclass(frozen=True)
-class Found:
-    """How far a file is from its network."""
+class Comparison:
+    """Differences between a file and its network."""
 
-    difference: float  # the largest of any logit, as a part of the largest logit
-    agreement: float  # the part of images with the same likeliest class
+    difference: float  # largest difference of a logit, relative to the largest logit
+    agreement: float  # fraction of images with the same predicted class
     images: int
     sizes: tuple[Sizes, ...]
 
@@ -55,11 +55,12 @@ class Found:
 
 
 def find_pictures(given: str | PathLike[str] | None, model: Any = None) -> list[Image.Image]:
-    """Those of a file, folder or pattern; or what the run of a model held out; or photos of installed packages."""
+    """Pictures of a file, folder or pattern; by default the validation images of the run that the model comes from, or
+    photos of installed packages. Raises PatchloomError if there are none."""
     if given is not None:
         paths = expand_images(given)
         if paths == [Path(given)] and paths[0].is_dir():
-            raise PatchloomError(f"{given} has no image in it.")
+            raise PatchloomError(f"{given} contains no images.")
         return [read_image(path) for path in _spread(paths)]
     pictures = _held_out(model) if isinstance(model, str | PathLike) else []
     if not pictures:
@@ -67,14 +68,14 @@ def find_pictures(given: str | PathLike[str] | None, model: Any = None) -> list[
         pictures = [to_rgb(Image.open(io.BytesIO(photo.data))) for photo in photos]
     if not pictures:
         raise PatchloomError(
-            "There is no image to check the export with. Give some with --images DIR, or install scikit-learn, which "
-            f"ships two photos: {pip_install('scikit-learn')}"
+            "There are no images to verify the export with. Pass some with --images DIR, or install scikit-learn, "
+            f"which includes two photos: {pip_install('scikit-learn')}"
         )
     return pictures
 
 
 def _held_out(model: str | PathLike[str]) -> list[Image.Image]:
-    """What the run that a model comes from held out, where its data is still on this machine."""
+    """Validation images of the run that a model comes from, if its data is still on this machine."""
     place = Path(model).resolve()
     for folder in (place, *place.parents[:2]):  # the run, its export or checkpoints, a file in them
         with suppress(PatchloomError, OSError, KeyError):
@@ -87,15 +88,15 @@ def _held_out(model: str | PathLike[str]) -> list[Image.Image]:
     return []
 
 
-def _spread(things: list[T]) -> list[T]:
-    """At most MANY of them, from all over the list."""
-    return things[:: -(-len(things) // MANY)] if things else things
+def _spread(items: list[T]) -> list[T]:
+    """At most MANY items, evenly spread over the list."""
+    return items[:: -(-len(items) // MANY)] if items else items
 
 
 def crops(network: Network, pictures: Sequence[Image.Image], count: int, size: tuple[int, int], seed: int) -> Tensor:
-    """(count, height, width, C) uint8: every picture as the network is tested on it, then parts of them."""
+    """(count, height, width, C) uint8: every picture with the network's preprocessing, then random crops."""
     draw = np.random.default_rng(seed)
-    how = replace(network.preprocessing, img_size=size)
+    preprocessing = replace(network.preprocessing, img_size=size)
     rows = []
     for i in range(count):
         picture = pictures[(seed + i) % len(pictures)]
@@ -103,18 +104,19 @@ def crops(network: Network, pictures: Sequence[Image.Image], count: int, size: t
             width, height = (max(1, round(side * draw.uniform(0.3, 1))) for side in picture.size)
             left, top = draw.integers(picture.width - width + 1), draw.integers(picture.height - height + 1)
             picture = picture.crop((int(left), int(top), int(left) + width, int(top) + height))
-        rows.append(np.asarray(resize_and_crop(picture, how)))
+        rows.append(np.asarray(resize_and_crop(picture, preprocessing)))
+    # networks with other than three channels get repeated RGB channels
     channels = np.arange(network.config.in_chans) % 3
     return torch.from_numpy(np.ascontiguousarray(np.stack(rows)[..., channels]))
 
 
 def calibration_crops(network: Network, pictures: Sequence[Image.Image]) -> Tensor:
-    """(MANY, height, width, C) uint8, other parts of the pictures than those of the check."""
+    """(MANY, height, width, C) uint8 for calibration, other crops than those of the verification."""
     return crops(network, pictures, MANY, network.config.img_size, seed=len(pictures) + 1)
 
 
 def check_batches(request: Request, pictures: Sequence[Image.Image]) -> Iterator[Tensor]:
-    """Batches of 1, 2 and 5, at other sizes too where they are free; for int8 more images at its own size."""
+    """Batches of 1, 2 and 5 images, also of other sizes if the file supports them; for int8, more at the own size."""
     network = request.network
     patch, (height, width) = network.config.patch_size, network.config.img_size
     sizes = [(height, width)]
@@ -128,24 +130,27 @@ def check_batches(request: Request, pictures: Sequence[Image.Image]) -> Iterator
 
 
 @torch.inference_mode()
-def compare(request: Request, run: Runner, pictures: Sequence[Image.Image]) -> Found:
-    network, how = request.network, request.network.preprocessing
+def compare(request: Request, run: Runner, pictures: Sequence[Image.Image]) -> Comparison:
+    """Run file and network on the same images; raises PatchloomError if logits are NaN or have another shape."""
+    network, preprocessing = request.network, request.network.preprocessing
     if request.device.type != "cpu":
         network = copy.deepcopy(network).to(request.device)
     largest = furthest = 0.0
     same: list[bool] = []
     sizes: list[Sizes] = []
     for pixels in check_batches(request, pictures):
-        logits = network(normalise(pixels.to(request.device), how.mean, how.std))
+        logits = network(normalise(pixels.to(request.device), preprocessing.mean, preprocessing.std))
         assert isinstance(logits, Tensor)
         want, got = logits.cpu().numpy(), np.asarray(run(request.as_input(pixels)))
         if not np.isfinite(want).all():
-            raise PatchloomError(f"{network.config.name} gives no numbers for an image: its weights are damaged.")
+            raise PatchloomError(f"The output of {network.config.name} is NaN: its weights are damaged.")
         if got.shape != want.shape:
-            raise PatchloomError(f"The file gives {got.shape} for {want.shape}: it is not written.")
+            raise PatchloomError(
+                f"The exported program returns {got.shape} instead of {want.shape}. Nothing was written."
+            )
         largest = max(largest, float(np.abs(want).max()))
-        furthest = float(np.maximum(furthest, np.abs(got - want).max()))  # a number that is none stays
+        furthest = float(np.maximum(furthest, np.abs(got - want).max()))  # np.maximum keeps NaN, max would not
         same += (got.argmax(axis=1) == want.argmax(axis=1)).tolist()
         sizes.append((pixels.shape[0], pixels.shape[1], pixels.shape[2]))
     difference = furthest / largest if largest else furthest
-    return Found(difference, sum(same) / len(same), len(same), tuple(dict.fromkeys(sizes)))
+    return Comparison(difference, sum(same) / len(same), len(same), tuple(dict.fromkeys(sizes)))

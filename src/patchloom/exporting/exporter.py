@@ -1,4 +1,4 @@
-"""`export`: a network from anywhere as a checked file for another program."""
+"""`export`: write a network for another program and verify the file."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from PIL import Image
 from patchloom import temporary
 from patchloom.devices import Device, choose_device
 from patchloom.errors import PatchloomError
-from patchloom.exporting.check import Found, calibration_crops, compare, find_pictures
+from patchloom.exporting.check import Comparison, calibration_crops, compare, find_pictures
 from patchloom.exporting.formats import FORMATS, Artefact, Format, Request, find_format, make
 from patchloom.models.network import Network, unwrapped
 from patchloom.weights.load import load
 
-TOLERANCE = 1e-4  # the largest difference of a logit, as a part of the largest logit
-INT8_TOLERANCE = 0.1  # the part of images whose likeliest class may be another
-MARK = "patchloom_export"  # in every file that was written here
+TOLERANCE = 1e-4  # largest difference of a logit, relative to the largest logit
+INT8_TOLERANCE = 0.1  # fraction of images whose predicted class may change
+MARK = "patchloom_export"  # in every exported file, so that only exports are overwritten
 
 Source = Network | str | PathLike[str]
 
 
 @dataclass(frozen=True)
 class Report:
-    """What was written, and how far it is from its network."""
+    """The exported file and the result of its verification."""
 
     format: str
     file: str
-    bytes: int  # with the .bin file of OpenVINO
-    difference: float  # the largest of any logit, as a part of the largest logit
-    agreement: float  # the part of images with the same likeliest class
-    tolerance: float  # of the difference; of int8, of 1 - agreement
+    bytes: int  # including the .bin file of OpenVINO
+    difference: float  # largest difference of a logit, relative to the largest logit
+    agreement: float  # fraction of images with the same predicted class
+    tolerance: float  # bound of difference; for int8, of 1 - agreement
     images: int
     sizes: tuple[tuple[int, int, int], ...]  # batch, height, width
-    replaced: bool  # whether an earlier file of the same kind stood there
+    replaced: bool  # whether an earlier export was replaced
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -60,19 +60,25 @@ def export(
     base: Source | None = None,
     device: Device = "cpu",
 ) -> Report:
-    """Write a network for another program, if what was written computes the same on real images.
+    """Write a network for another program and verify on real images that the file computes the same logits.
 
-    model                a network, or anything that `load` takes
-    to                   onnx, openvino, torch (a .pt2 program), safetensors, timm or official
-    int8                 of onnx and openvino: weights in 8 bits, of onnx the products with them too
-    with_preprocessing   of onnx, openvino and torch: the input is uint8 pixels, normalised inside
-    tolerance            the largest allowed difference of a logit as a part of the largest logit, 1e-4 by default; of
-                         int8 the part of images whose likeliest class may be another, 0.1 by default
-    images               a file, folder or pattern: the images to compare on; by default what a run held out, or photos
-                         that installed packages ship
-    base                 of a delta: the weights that it was made from
-    device               where the network computes what the file is compared with, by default the CPU, on which the
-                         file runs for the check; the file itself is the same
+    Args:
+        model: A network, or anything that `load` accepts.
+        to: The format: onnx, openvino, torch (a .pt2 program), safetensors, timm or official.
+        out: The file to write; an earlier export is replaced, other files are not.
+        int8: Store weights in 8 bits (onnx and openvino); onnx also multiplies in int8.
+        with_preprocessing: Take uint8 pixels (B, height, width, C) and normalise inside (onnx, openvino and torch).
+        tolerance: The largest difference of a logit, relative to the largest logit (default: 1e-4). For int8, the
+            largest fraction of images whose predicted class changes (default: 0.1).
+        images: A file, folder or pattern of images to compare on (default: the validation images of the run, or
+            photos that installed packages include).
+        base: The weights that a delta was made from.
+        device: Where the network computes the logits that the file is compared with (default: the CPU, on which the
+            file runs for the check). The file itself is the same.
+
+    Raises:
+        PatchloomError: The format does not support the network, or the file differs by more than the tolerance.
+            Nothing is written then.
     """
     chosen = choose_device(device)
     form = find_format(to, int8, with_preprocessing)
@@ -84,7 +90,7 @@ def export(
     request = Request(_network(model, base), int8, with_preprocessing, chosen)
     replaced = path.exists()
     try:
-        with _draft_folder(path) as folder:
+        with _temporary_folder(path) as folder:
             found = _write_checked(request, to, path, folder, pictures, bound)
             size = _move(folder, path)
     except OSError as error:
@@ -93,8 +99,8 @@ def export(
 
 
 @contextmanager
-def _draft_folder(path: Path) -> Iterator[Path]:
-    """A folder beside the file; those of exports that were killed are taken away."""
+def _temporary_folder(path: Path) -> Iterator[Path]:
+    """A temporary folder beside the file; leftovers of killed exports are removed."""
     folder = temporary.aside(path)
     with temporary.folder(folder):
         yield folder
@@ -102,45 +108,49 @@ def _draft_folder(path: Path) -> Iterator[Path]:
 
 def _write_checked(
     request: Request, to: str, path: Path, folder: Path, pictures: list[Image.Image], bound: float
-) -> Found:
-    draft = folder / path.name
-    artefact, found = _attempt(request, to, path, draft, pictures)
+) -> Comparison:
+    """Write and verify the file; int8 is tried again with calibrated ranges if it is not accurate enough."""
+    temporary_file = folder / path.name
+    artefact, found = _attempt(request, to, path, temporary_file, pictures)
     if not _is_close(found, bound, request.int8) and FORMATS[to].calibrates and request.int8:
         again = replace(request, calibration=calibration_crops(request.network, pictures))
-        second = _attempt(again, to, path, draft, pictures)
+        second = _attempt(again, to, path, temporary_file, pictures)
         artefact, found = max((artefact, found), second, key=lambda one: one[1].agreement)
     _refuse_wrong(found, path, to, bound, request.int8)
-    with _in_a_sentence(f"{path} cannot be written"):
-        artefact.write(draft, {**found.to_json(), "tolerance": bound, MARK: to})
+    with _as_patchloom_error(f"{path} cannot be written"):
+        artefact.write(temporary_file, {**found.to_json(), "tolerance": bound, MARK: to})
     return found
 
 
-def _attempt(request: Request, to: str, path: Path, draft: Path, pictures: list[Image.Image]) -> tuple[Artefact, Found]:
-    """A network in one form, written once, and how far what was written is from it."""
-    with _in_a_sentence(f"{path} is not written: {to} does not support this network"):
+def _attempt(
+    request: Request, to: str, path: Path, temporary_file: Path, pictures: list[Image.Image]
+) -> tuple[Artefact, Comparison]:
+    """Convert and write the network, and compare the file with it."""
+    with _as_patchloom_error(f"{path} is not written: {to} does not support this network"):
         artefact = make(request, to)
-    with _in_a_sentence(f"{path} cannot be written"):
-        artefact.write(draft, {})
-    with _in_a_sentence(f"{path} is not written: {to} does not support this network"):
-        return artefact, compare(request, artefact.open(draft), pictures)
+    with _as_patchloom_error(f"{path} cannot be written"):
+        artefact.write(temporary_file, {})
+    with _as_patchloom_error(f"{path} is not written: {to} does not support this network"):
+        return artefact, compare(request, artefact.open(temporary_file), pictures)
 
 
 @contextmanager
-def _in_a_sentence(what: str) -> Iterator[None]:
+def _as_patchloom_error(what: str) -> Iterator[None]:
+    """Turn any exception into a PatchloomError with its last line as the reason."""
     try:
         yield
     except (PatchloomError, OSError):
         raise
-    except Exception as error:  # exporters and runtimes raise errors of every kind
+    except Exception as error:  # exporters and runtimes raise all kinds of errors
         reason = next((line for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)
         raise PatchloomError(f"{what}: {reason.strip()}") from error
 
 
 def _network(model: Source, base: Source | None) -> Network:
-    """A network of our own on the CPU, to be traced: the caller's stays as it is."""
+    """A copy of the network on the CPU in float32, so that tracing does not change the caller's."""
     network = load(model, base=base) if isinstance(model, str | PathLike) else copy.deepcopy(unwrapped(model))
     if network.fused:
-        raise PatchloomError("A fused copy runs on this machine alone: export the network that it was made from.")
+        raise PatchloomError("A fused copy cannot be exported. Export the network it was made from.")
     return network.cpu().float().eval().requires_grad_(False)
 
 
@@ -148,44 +158,51 @@ def _checked_tolerance(tolerance: float | None, int8: bool) -> float:
     if tolerance is None:
         return INT8_TOLERANCE if int8 else TOLERANCE
     if not (math.isfinite(tolerance) and 0 <= tolerance <= (1 if int8 else math.inf)):
-        raise PatchloomError(f"A tolerance is 0 or more{', of int8 at most 1' if int8 else ''}, not {tolerance}.")
+        raise PatchloomError(
+            f"tolerance must be 0 or more{', and at most 1 for int8' if int8 else ''}, not {tolerance}."
+        )
     return tolerance
 
 
 def _checked_path(out: str | PathLike[str], to: str, form: Format) -> Path:
-    """Where the file may be written: told before anything is computed."""
+    """The path of the file; raises PatchloomError, before anything is computed, if it cannot be written there."""
     try:
         path = Path(out).resolve() if Path(out).is_symlink() else Path(out)
     except (OSError, RuntimeError) as error:
         raise PatchloomError(f"{out} cannot be written: {getattr(error, 'strerror', None) or error}.") from error
     if path.suffix not in form.suffixes:
-        raise PatchloomError(f"A file for {to} ends in {' or '.join(form.suffixes)}, not {path.name!r}.")
+        raise PatchloomError(
+            f"The name of a file for {to} must end in {' or '.join(form.suffixes)}, not {path.name!r}."
+        )
     if not path.parent.is_dir():
         raise PatchloomError(f"{path} cannot be written: there is no folder {path.parent}.")
     if not os.access(path.parent, os.W_OK):
-        raise PatchloomError(f"{path} cannot be written: {path.parent} is no folder that this user may write to.")
+        raise PatchloomError(f"{path} cannot be written: no permission to write to {path.parent}.")
     for there in (path, path.with_suffix(".bin")) if to == "openvino" else (path,):
         if there.is_dir():
-            raise PatchloomError(f"{there} is a folder; --out names a file.")
+            raise PatchloomError(f"{there} is a folder; --out must be a file.")
         if there.exists() and not there.is_file():
-            raise PatchloomError(f"{there} is no regular file: it is not written over.")
+            raise PatchloomError(f"{there} is not a regular file and is not overwritten.")
     return path
 
 
 def _refuse_other_files(path: Path, to: str) -> None:
-    """An earlier export may be replaced; other files may not. OpenVINO's weights are told by the .xml beside them."""
+    """Raise PatchloomError if another file than an export would be overwritten. A .bin file of OpenVINO counts as an
+    export if the .xml file beside it does."""
     if path.exists() and not _is_export(path):
-        raise PatchloomError(f"{path} exists and is no export: it is not written over.")
+        raise PatchloomError(f"{path} exists and is not an export, so it is not overwritten.")
     weights = path.with_suffix(".bin")
     if to == "openvino" and weights.exists() and not path.exists():
-        raise PatchloomError(f"{weights}, where the weights would be, exists and is no export: it is not written over.")
+        raise PatchloomError(
+            f"{weights}, where the weights would be, exists and is not an export, so it is not overwritten."
+        )
 
 
 def _refuse_sources(path: Path, *sources: Source | None) -> None:
     for source in (Path(source) for source in sources if isinstance(source, str | PathLike)):
         own = (source, source / "model.safetensors", source / "export" / "model.safetensors")
         if path.exists() and any(file.exists() and path.samefile(file) for file in own):
-            raise PatchloomError(f"{path} is what is exported: choose another file.")
+            raise PatchloomError(f"{path} is the source of the export. Choose another file.")
 
 
 def _is_export(path: Path) -> bool:
@@ -199,19 +216,19 @@ def _is_export(path: Path) -> bool:
         raise PatchloomError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}.") from error
 
 
-def _is_close(found: Found, bound: float, int8: bool) -> bool:
+def _is_close(found: Comparison, bound: float, int8: bool) -> bool:
     return math.isfinite(found.difference) and (1 - found.agreement if int8 else found.difference) <= bound
 
 
-def _refuse_wrong(found: Found, path: Path, to: str, bound: float, int8: bool) -> None:
+def _refuse_wrong(found: Comparison, path: Path, to: str, bound: float, int8: bool) -> None:
     if _is_close(found, bound, int8):
         return
     if int8 and math.isfinite(found.difference):
         changed = 1 - found.agreement
-        tried = ", with ranges from percentiles of the images too," if FORMATS[to].calibrates else ""
-        instead = ", or take --to openvino, whose int8 keeps products in float" if to != "openvino" else ""
+        tried = ", also with calibrated ranges," if FORMATS[to].calibrates else ""
+        instead = ", or use --to openvino, which multiplies in float" if to != "openvino" else ""
         raise PatchloomError(
-            f"{path} is not written: int8{tried} changes the likeliest class of {changed:.1%} of {found.images} "
+            f"{path} is not written: int8{tried} changes the predicted class of {changed:.1%} of {found.images} "
             f"images, more than the tolerance of {bound:.1%}. Allow it with --tolerance "
             f"{math.ceil(100 * changed) / 100:g}{instead}."
         )
@@ -222,10 +239,11 @@ def _refuse_wrong(found: Found, path: Path, to: str, bound: float, int8: bool) -
 
 
 def _move(folder: Path, path: Path) -> int:
-    """Put what was written into its place, the file that names the others last; the bytes of all."""
+    """Move the files into place, the one that refers to the others last. Returns their size in bytes."""
     written = sorted(folder.iterdir(), key=lambda file: file.name == path.name)
     size = sum(file.stat().st_size for file in written)
-    if len(written) > 1:  # killed between two of them, there is no graph rather than one with others' weights
+    # if killed between two files, a missing graph is better than a graph with the weights of another network
+    if len(written) > 1:
         path.unlink(missing_ok=True)
     for file in written:
         os.replace(file, path.with_name(file.name))

@@ -1,4 +1,4 @@
-"""What can be written: the formats, what each needs and can do, and what all their files say of themselves."""
+"""The registry of formats: packages and features of each, and the metadata of all files."""
 
 from __future__ import annotations
 
@@ -26,53 +26,57 @@ from patchloom.errors import PatchloomError, did_you_mean
 from patchloom.install import install_hint
 from patchloom.models.network import Network
 
-Runner = Callable[[np.ndarray], np.ndarray]  # what `input` takes -> logits (B, classes)
+Runner = Callable[[np.ndarray], np.ndarray]  # images as the file takes them -> logits (B, classes)
 
 
 @dataclass(frozen=True)
 class Request:
-    """A network on the CPU, in float32 and eval mode, and how it is wanted."""
+    """A network on the CPU, in float32 and eval mode, and the options of the export."""
 
     network: Network
     int8: bool
     with_preprocessing: bool
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))  # of the logits to compare with
-    calibration: Tensor | None = None  # (N, height, width, C) uint8: int8 takes the ranges of activations from these
+    calibration: Tensor | None = None  # (N, height, width, C) uint8, for the ranges of int8 activations
 
     @property
     def any_size(self) -> bool:
-        """Whether height and width are free. A torch program of one row or column of patches would hold for these."""
+        """Whether height and width are dynamic. With one row or column of patches, torch.export would fix them."""
         return self.network._takes_any_size() and min(self.network.config.grid) > 1
 
     @property
     def quantisation(self) -> str | None:
-        """How activations get their ranges: as they come, or from images."""
+        """Where int8 activations get their ranges: from each input (dynamic) or from images (percentile)."""
         return None if not self.int8 else "dynamic" if self.calibration is None else "percentile"
 
     def as_input(self, pixels: Tensor) -> np.ndarray:
-        """Pixels (B, height, width, C), resized and cropped, as the file takes them."""
-        how = self.network.preprocessing
-        return (pixels if self.with_preprocessing else normalise(pixels, how.mean, how.std).contiguous()).numpy()
+        """Convert pixels (B, height, width, C), resized and cropped, to the input of the file."""
+        if self.with_preprocessing:
+            return pixels.numpy()
+        mean, std = self.network.preprocessing.mean, self.network.preprocessing.std
+        return normalise(pixels, mean, std).contiguous().numpy()
 
 
 class Artefact(Protocol):
-    """A network made ready for one format; written once for the check, and again with what the check found."""
+    """A network converted to one format. It is written once for verification, and again with the result as metadata."""
 
     def write(self, path: Path, found: dict[str, Any]) -> None: ...
 
     def open(self, path: Path) -> Runner:
-        """What runs the written file, as its users will."""
+        """A function that runs the file as its users will."""
         ...
 
 
 @dataclass(frozen=True)
 class Format:
+    """A format: its file suffixes, the module that writes it, and its features."""
+
     suffixes: tuple[str, ...]
     module: str  # has make(request, format name) -> Artefact
     packages: tuple[str, ...] = ()
-    graph: bool = True  # a program, not only weights: preprocessing can be inside
+    graph: bool = True  # whether it is a program, which can include preprocessing, or only weights
     int8: bool = False
-    calibrates: bool = False  # has a second form of int8, whose activations have ranges that images gave
+    calibrates: bool = False  # whether int8 can also use ranges of activations from images
 
 
 FORMATS = {
@@ -86,16 +90,18 @@ FORMATS = {
 
 
 def find_format(to: str, int8: bool, with_preprocessing: bool) -> Format:
-    """The format of this name, if it can do what is asked and its packages are installed."""
+    """The format of this name; raises PatchloomError if it lacks a requested feature or a package is not installed."""
     if to not in FORMATS:
-        raise PatchloomError(f"There is no format {to!r}; there are {', '.join(FORMATS)}.{did_you_mean(to, FORMATS)}")
+        raise PatchloomError(
+            f"Unknown value {to!r} for --to. Choose from: {', '.join(FORMATS)}.{did_you_mean(to, FORMATS)}"
+        )
     form = FORMATS[to]
     if int8 and not form.int8:
         able = " and ".join(name for name, other in FORMATS.items() if other.int8)
-        raise PatchloomError(f"{to} has no int8 form here; {able} have one.")
+        raise PatchloomError(f"{to} does not support int8; {able} do.")
     if with_preprocessing and not form.graph:
         able = ", ".join(name for name, other in FORMATS.items() if other.graph)
-        raise PatchloomError(f"{to} holds weights alone, with no place for preprocessing inside; {able} have one.")
+        raise PatchloomError(f"{to} contains only weights and cannot include preprocessing; {able} can.")
     for package in (*form.packages, *(("nncf",) if int8 and to == "openvino" else ())):
         if find_spec(package) is None:
             raise PatchloomError(f"Exporting to {to} needs {package}, which is not installed: {install_hint('export')}")
@@ -103,36 +109,38 @@ def find_format(to: str, int8: bool, with_preprocessing: bool) -> Format:
 
 
 def make(request: Request, to: str) -> Artefact:
+    """Convert the network to a format, whose module is imported on use."""
     return import_module(f"patchloom.exporting.{FORMATS[to].module}").make(request, to)
 
 
 def metadata(request: Request, found: dict[str, Any]) -> dict[str, str]:
-    """What a file says of itself, a string a key; all but the plain words are JSON."""
-    network, how = request.network, request.network.preprocessing.to_json()
-    about = {
+    """The metadata of a file, one string per key; values other than strings are JSON."""
+    network, preprocessing = request.network, request.network.preprocessing.to_json()
+    values = {
         "patchloom_version": __version__,
         "architecture": network.config.name,
         "config": network.config.to_json(),
         "input": describe_input(request),
-        "preprocessing": how,
-        **how,
+        "preprocessing": preprocessing,
+        **preprocessing,
         "int8": request.int8,
         **({"quantisation": request.quantisation} if request.quantisation else {}),
         **found,
     }
     if network.class_names is not None:
-        about["class_names"] = network.class_names
-    return {key: value if isinstance(value, str) else json.dumps(value) for key, value in about.items()}
+        values["class_names"] = network.class_names
+    return {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
 
 
 def write_through_memory(path: Path, save: Callable[[IO[bytes]], Any]) -> None:
-    """Torch's own writer says nothing of a full disk, and may end the process: it writes to memory alone."""
+    """Let torch write to memory, then write the file: torch does not report a full disk and may end the process."""
     memory = io.BytesIO()
     save(memory)
     path.write_bytes(memory.getbuffer())
 
 
 def describe_input(request: Request) -> str:
+    """The expected input, for the metadata."""
     if request.with_preprocessing:
         return "uint8 NHWC pixels, resized and cropped; normalised inside"
     return "float32 NCHW, resized, cropped and normalised"
@@ -140,7 +148,7 @@ def describe_input(request: Request) -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without what exporters and quantisers say to themselves: our own output may be read by a program."""
+    """Silence exporters and quantisers, since a program may read our output."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

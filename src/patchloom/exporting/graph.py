@@ -1,4 +1,4 @@
-"""A network as a graph: torch's own exported program, which the other graphs are made from."""
+"""A network as a graph: torch's exported program, from which ONNX and OpenVINO graphs are made."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from patchloom.models.network import Network
 
 
 class Preprocessed(nn.Module):
-    """(B, height, width, C) uint8 -> logits: scaling, mean, std and the change of layout before the network."""
+    """(B, height, width, C) uint8 -> logits (B, classes): normalisation and the change of layout, then the network."""
 
     mean: Tensor
     std: Tensor
@@ -25,16 +25,16 @@ class Preprocessed(nn.Module):
     def __init__(self, network: Network) -> None:
         super().__init__()
         self.network = network
-        how = network.preprocessing
-        self.register_buffer("mean", 255 * torch.tensor(how.mean)[:, None, None])
-        self.register_buffer("std", 255 * torch.tensor(how.std)[:, None, None])
+        preprocessing = network.preprocessing
+        self.register_buffer("mean", 255 * torch.tensor(preprocessing.mean)[:, None, None])
+        self.register_buffer("std", 255 * torch.tensor(preprocessing.std)[:, None, None])
 
     def forward(self, pixels: Tensor) -> Any:
         return self.network((pixels.permute(0, 3, 1, 2).float() - self.mean) / self.std)
 
 
 def capture(request: Request) -> ExportedProgram:
-    """The program of a network for any batch and, where they are free, any height and width of two patches or more."""
+    """Trace the network for any batch size and, if they are dynamic, any height and width of at least two patches."""
     network, config = request.network, request.network.config
     height, width = config.img_size
     example = torch.zeros(2, config.in_chans, height, width)
@@ -49,12 +49,12 @@ def capture(request: Request) -> ExportedProgram:
     with torch.no_grad(), quiet():
         program = torch.export.export(module, (example,), dynamic_shapes=(shape,), strict=False)
     for node in program.graph.nodes:
-        node.meta.pop("stack_trace", None)  # it names files of the machine that exports
+        node.meta.pop("stack_trace", None)  # contains paths of this machine
     return program
 
 
 class TorchProgram:
-    """A .pt2 file; its metadata is the extra file metadata.json."""
+    """A .pt2 file, with its metadata in the extra file metadata.json."""
 
     def __init__(self, request: Request) -> None:
         self.request = request

@@ -1,4 +1,4 @@
-"""ONNX files: the graph of the exported program, run by onnxruntime; int8 by its dynamic or its static quantisation."""
+"""ONNX files: the graph of the exported program, verified with onnxruntime, which also quantises to int8."""
 
 from __future__ import annotations
 
@@ -20,19 +20,22 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 OPSET = 18
-MOST_BYTES = 2**31 - 2**24  # a protobuf message ends at 2 GB; the graph takes some of it
+MAX_BYTES = 2**31 - 2**24  # a protobuf message is limited to 2 GB, of which the graph needs some
 _QUANTISED = ["MatMul", "Gemm"]
 _PERCENTILE = 99.99
-_AT_ONCE = 8  # images whose activations are in memory together; divides the number of all
+_AT_ONCE = 8  # images whose activations are in memory at once; must divide the number of images
 
 
 def to_onnx(request: Request) -> ModelProto:
-    """The graph with the input `input` and the output `logits`; nothing in it names files of this machine."""
+    """The graph with the input `input` and the output `logits`, without paths of this machine.
+
+    Raises PatchloomError if the weights exceed the 2 GB of an ONNX file.
+    """
     size = sum(tensor.nbytes for tensor in request.network.state_dict().values())
-    if size > MOST_BYTES:
+    if size > MAX_BYTES:
         raise PatchloomError(
-            f"{request.network.config.name} has {size / 1e9:.1f} GB of weights; an ONNX file holds less than 2 GB: "
-            f"--to torch has no such bound."
+            f"{request.network.config.name} has {size / 1e9:.1f} GB of weights, but an ONNX file is limited to 2 GB. "
+            f"Use --to torch."
         )
     program = capture(request)
     with quiet():
@@ -47,7 +50,7 @@ def to_onnx(request: Request) -> ModelProto:
 
 
 def _clean(model: ModelProto) -> None:
-    """Take off what the exporter notes of shapes, modules and source lines."""
+    """Remove the exporter's notes on shapes, modules and source lines."""
     graph = model.graph
     del graph.value_info[:], graph.metadata_props[:], model.metadata_props[:]
     for part in (*graph.node, *graph.initializer, *graph.input, *graph.output):
@@ -67,9 +70,10 @@ def _name_sizes(model: ModelProto, request: Request) -> None:
 
 
 def quantise(model: ModelProto) -> ModelProto:
-    """The weights of all matrix products in 8 bits, a scale a column; what they are multiplied with is quantised as it
-    comes, so that no image is needed. Signed weights, which VNNI multiplies fastest, of 7 bits, with which sums do not
-    overflow without VNNI."""
+    """Quantise the weights of all matrix products, with one scale per column, and activations dynamically.
+
+    Weights are signed, which is fastest with VNNI, and use 7 bits, so that sums do not overflow without VNNI.
+    """
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     return _through_files(
@@ -85,8 +89,8 @@ def quantise(model: ModelProto) -> ModelProto:
 
 
 def quantise_calibrated(model: ModelProto, inputs: np.ndarray) -> ModelProto:
-    """The same weights; what they are multiplied with is quantised by ranges fixed beforehand, those that hold all but
-    a few in ten thousand of the values on `inputs`. A rare large value then no longer takes the precision of all."""
+    """Quantise weights as `quantise` does, and activations with fixed ranges that contain 99.99 % of the values on
+    `inputs`, so that rare large values do not reduce the precision of all others."""
     from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
 
     return _through_files(
@@ -104,15 +108,15 @@ def quantise_calibrated(model: ModelProto, inputs: np.ndarray) -> ModelProto:
             extra_options={
                 "MatMulConstBOnly": True,
                 "CalibPercentile": _PERCENTILE,
-                "CalibStridedMinMax": _AT_ONCE,  # of this calibration too, despite its name
-                "OpTypesToExcludeOutputQuantization": _QUANTISED,  # sums stay in float, as with dynamic ranges
+                "CalibStridedMinMax": _AT_ONCE,  # applies to percentiles too, despite its name
+                "OpTypesToExcludeOutputQuantization": _QUANTISED,  # outputs stay in float, as with dynamic ranges
             },
         ),
     )
 
 
 class _Batches:
-    """Images one by one, as onnxruntime's calibration asks for them: by ranges, as it keeps all activations of one."""
+    """Reader of single images for onnxruntime's calibration, which processes them in ranges to limit its memory."""
 
     def __init__(self, inputs: np.ndarray) -> None:
         self._inputs = inputs
@@ -140,6 +144,8 @@ def _through_files(model: ModelProto, quantiser: Callable[..., Any]) -> ModelPro
 
 
 class OnnxFile:
+    """An .onnx file, with its metadata as model properties."""
+
     def __init__(self, request: Request) -> None:
         self.request = request
         self.model = to_onnx(request)

@@ -1,4 +1,4 @@
-"""OpenVINO files, .xml and .bin, read from the ONNX graph; int8 weights by NNCF."""
+"""OpenVINO files (.xml and .bin), converted from the ONNX graph; NNCF compresses weights to int8."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from patchloom.exporting.formats import Request, Runner, metadata, quiet
 from patchloom.exporting.onnx import to_onnx
 from patchloom.models.network import Network, PerClassHead
 
-SECTION = "model_info"  # of rt_info, where OpenVINO's own tools keep labels and the like
+SECTION = "model_info"  # section of rt_info that OpenVINO's tools use for labels and similar metadata
 
 
 def import_silently(name: str) -> ModuleType:
-    """OpenVINO or NNCF as if their reports of use were not installed: the mere import sends one over the network."""
+    """Import OpenVINO or NNCF without their telemetry, which otherwise sends a report over the network on import."""
     reports = "openvino_telemetry"
     before = {reports: sys.modules[reports]} if reports in sys.modules else {}
     sys.modules[reports] = None  # type: ignore[assignment]
@@ -62,6 +62,8 @@ def without_sums(network: Network) -> Network:
 
 
 class OpenvinoFile:
+    """An .xml file with its .bin file, with its metadata in rt_info."""
+
     def __init__(self, request: Request) -> None:
         import onnx
 
@@ -70,7 +72,7 @@ class OpenvinoFile:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "graph.onnx"
             onnx.save(to_onnx(replace(request, network=without_sums(request.network))), path)
-            # not convert_model, which is the same for an ONNX file but reports its use over the network
+            # not convert_model, which does the same but sends telemetry
             model = self.core.read_model(path)
         self.model = compressed(model) if request.int8 else model
 
@@ -90,8 +92,11 @@ class OpenvinoFile:
 
 
 def compressed(model: Any) -> Any:
-    """All weights in 8 bits, a scale a row. Products stay in float: in int8, calibrated on photos, they change logits
-    ten times as much, and free sizes fail (OpenVINO's issue 19134)."""
+    """Store all weights in 8 bits with one scale per row; matrix products stay in float.
+
+    Products in int8, calibrated on photos, change logits ten times as much and fail with dynamic sizes (OpenVINO's
+    issue 19134).
+    """
     with quiet():
         nncf = import_silently("nncf")
         return nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_SYM)

@@ -1,4 +1,4 @@
-"""Weights alone: our own layout, timm's, the official repository's."""
+"""Weight files in patchloom's layout, timm's and the official repositories'."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from patchloom.weights.timm_networks import timm_network
 
 
 class WeightsFile:
-    """A state dict with what describes it; of timm's layout, timm's own network runs it in the check."""
+    """A state dict with metadata. Files in timm's layout are verified with timm's network."""
 
     def __init__(self, request: Request, layout: str) -> None:
         self.network, self.layout = request.network, layout
@@ -30,12 +30,12 @@ class WeightsFile:
         self.in_timm = timm_network(self.network.config) if layout == "timm" else None
 
     def write(self, path: Path, found: dict[str, Any]) -> None:
-        about = {**describe(self.network, self.layout), "export": found}
+        metadata = {**describe(self.network, self.layout), "export": found}
         if path.suffix == ".pth":
-            content = {"model": self.tensors, METADATA_KEY: json.dumps(about)}
+            content = {"model": self.tensors, METADATA_KEY: json.dumps(metadata)}
             write_through_memory(path, partial(torch.save, content))
         else:
-            write_tensors(path, self.tensors, {METADATA_KEY: json.dumps(about)})
+            write_tensors(path, self.tensors, {METADATA_KEY: json.dumps(metadata)})
 
     def open(self, path: Path) -> Runner:
         module = load(path) if self.in_timm is None else self._filled(self.in_timm, path)
@@ -52,7 +52,7 @@ class WeightsFile:
         except RuntimeError as error:
             raise PatchloomError(
                 f"{self.network.config.name} with these options has no counterpart in timm: "
-                f"{str(error).splitlines()[-1].strip()} --to safetensors takes every network."
+                f"{str(error).splitlines()[-1].strip()} Use --to safetensors, which supports every network."
             ) from error
         return module.eval()
 

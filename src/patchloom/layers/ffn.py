@@ -1,4 +1,4 @@
-"""The feed-forward network: mixes channels, each token on its own."""
+"""The feed-forward network, which mixes the channels of each token separately."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from patchloom.layers.inplace import activate, drop
 
 
 class FFN(nn.Module):
-    """fc2(activation(fc1(x))) on (..., D); `activation` is gelu, relu, silu or hardswish.
+    """fc2(activation(fc1(x))), (..., D) -> (..., D); `activation` is gelu, relu, silu or hardswish.
 
-    In training with dropout after the activation and after fc2 (ViT, DeiT).
+    In training, dropout follows the activation and fc2 (ViT, DeiT).
     """
 
     role = "ffn"

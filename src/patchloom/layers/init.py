@@ -1,4 +1,4 @@
-"""How parameters start (recorded from the published code, and Fixup and T-Fixup of the depth study)."""
+"""Initialisation of parameters: as in the published code, and Fixup and T-Fixup of CaiT's depth study."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ from patchloom.layers.ffn import FFN
 
 
 def trunc_normal(tensor: Tensor) -> None:
-    """N(0, 0.02), cut at the absolute bounds -2 and 2: the start of every Linear, token and position."""
+    """Fill with N(0, 0.02^2), truncated at -2 and 2: the initialisation of every Linear, token and position.
+
+    The bounds are absolute, 100 standard deviations away, as in the published code; they practically never apply.
+    """
     nn.init.trunc_normal_(tensor, std=0.02, a=-2.0, b=2.0)
 
 
 def init_module(module: nn.Module) -> None:
-    """For `model.apply`, children first: a layer with a start of its own says so in `init_weights`.
+    """Initialise one module, for `model.apply` (children first); a layer may define `init_weights` to do it itself.
 
-    Convolutions keep torch's own start, as in the published code.
+    Convolutions keep torch's default initialisation, as in the published code.
     """
-    own_start = getattr(module, "init_weights", None)
-    if callable(own_start):
-        own_start()
+    init_weights = getattr(module, "init_weights", None)
+    if callable(init_weights):
+        init_weights()
     elif isinstance(module, nn.Linear):
         trunc_normal(module.weight)
         nn.init.zeros_(module.bias)
@@ -29,8 +32,8 @@ def init_module(module: nn.Module) -> None:
 
 @torch.no_grad()
 def init_fixup(blocks: nn.ModuleList, *heads: nn.Module) -> None:
-    """Fixup (Zhang et al. 2019): the last layer of every branch and every head start at 0, the layers before it are
-    scaled by L^(-1 / (2m - 2)), with L branches in all and m = 2 layers in each."""
+    """Fixup (Zhang et al. 2019): the last layer of every branch and all heads start at 0; the layers before the last
+    are scaled by L^(-1 / (2m - 2)), with L branches in total and m = 2 layers in each, so by L^(-1/2)."""
     branches = [m for m in blocks.modules() if isinstance(m, Attention | FFN)]
     for branch in branches:
         last, first = (branch.fc2, [branch.fc1]) if isinstance(branch, FFN) else (branch.proj, _projections(branch))
@@ -44,8 +47,8 @@ def init_fixup(blocks: nn.ModuleList, *heads: nn.Module) -> None:
 
 @torch.no_grad()
 def init_t_fixup(blocks: nn.ModuleList) -> None:
-    """T-Fixup (Huang et al. 2020), encoder: Xavier start; values, output projections and FFN weights are scaled by
-    0.67 N^(-1/4), with N blocks. Its factor for tables of word embeddings has nothing to act on here."""
+    """T-Fixup (Huang et al. 2020) for an encoder: Xavier initialisation, with values, output projections and FFN
+    weights scaled by 0.67 N^(-1/4) for N blocks. Its factor for word embeddings does not apply to images."""
     factor = 0.67 * len(blocks) ** -0.25
     for module in blocks.modules():
         if isinstance(module, FFN):
@@ -61,7 +64,7 @@ def init_t_fixup(blocks: nn.ModuleList) -> None:
 
 
 def _values(attention: Attention) -> Tensor:
-    """The matrix that makes v: the last third of a fused qkv."""
+    """The weight of the value projection, (D, D): the last third of a fused qkv."""
     if isinstance(attention, SelfAttention):
         return attention.qkv.weight.chunk(3)[2]
     assert isinstance(attention, ClassAttention)
@@ -69,6 +72,7 @@ def _values(attention: Attention) -> Tensor:
 
 
 def _projections(attention: Attention) -> list[nn.Linear]:
+    """The layers that compute q, k and v."""
     if isinstance(attention, SelfAttention):
         return [attention.qkv]
     assert isinstance(attention, ClassAttention)

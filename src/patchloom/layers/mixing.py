@@ -1,7 +1,7 @@
-"""Mixing of patches without attention: the cross-patch layers of ResMLP (thesis Table 4.3) and PatchConvNet's branch.
+"""Mixing across patches without attention: ResMLP's cross-patch layers (thesis Table 4.3) and PatchConvNet's branch.
 
 Tokens are (B, N, D) with N = height * width in row-major order; maps are (B, height, width, D). Channels stay last, so
-a convolution sees a channels-last image and neither side of it copies.
+that a convolution gets a channels-last image and neither its input nor its output is copied.
 """
 
 from __future__ import annotations
@@ -10,32 +10,37 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchloom.layers.inplace import activate, gelu, unseen
+from patchloom.layers.inplace import activate, gelu, may_overwrite
 
-SQUEEZE = 0.25  # of the width, in PatchConvNet's squeeze-excite
+SQUEEZE = 0.25  # reduced width of PatchConvNet's squeeze-excite, as a fraction of the width
 
 
 class CrossPatchLinear(nn.Linear):
     """A Linear over patches: out[:, i] = sum_j W[i, j] x[:, j] + b[i] (ResMLP Eq. 4.2)."""
 
     role = "mixing"
-    fast = True  # False asks for the plain form
+    fast = True  # False selects the plain form
 
     def __init__(self, patches: int) -> None:
         super().__init__(patches, patches)
 
     def plain(self, x: Tensor) -> Tensor:
+        """(B, N, D) -> (B, N, D), with the patches moved to the last dimension and back."""
         return super().forward(x.transpose(1, 2)).transpose(1, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        """W x + b on the layout that the tokens have, without the two transposes of the plain form."""
+        """(B, N, D) -> (B, N, D): W x + b in the layout of the tokens, without the two transposes of the plain form."""
         if not self.fast:
             return self.plain(x)
+        # expand makes no copy: every image is multiplied by the same W
         return torch.baddbmm(self.bias[:, None], self.weight.expand(x.shape[0], -1, -1), x)
 
 
 class CrossPatchFFN(nn.Module):
-    """Two Linear layers over patches with an activation between, four times wider inside (MLP-Mixer's choice)."""
+    """Two Linear layers over patches with an activation between them, (B, N, D) -> (B, N, D).
+
+    The hidden layer has 4 N units, as in MLP-Mixer.
+    """
 
     role = "mixing"
 
@@ -50,7 +55,10 @@ class CrossPatchFFN(nn.Module):
 
 
 class GridConv(nn.Module):
-    """A 3 x 3 convolution on the grid of patches: "conv", "depthwise", or "separable" (depth-wise then 1 x 1)."""
+    """A 3 x 3 convolution on the grid of patches, (B, N, D) -> (B, N, D).
+
+    `kind` is "conv", "depthwise", or "separable" (depth-wise, then 1 x 1).
+    """
 
     role = "mixing"
 
@@ -65,12 +73,13 @@ class GridConv(nn.Module):
 
 
 class Pointwise(nn.Conv2d):
-    """A 1 x 1 convolution, computed as the Linear over channels that it is."""
+    """A 1 x 1 convolution of channels-last input (..., D), computed as a Linear over channels."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs, 1)
 
     def forward(self, x: Tensor) -> Tensor:
+        # (outputs, inputs, 1, 1) -> (outputs, inputs)
         return F.linear(x, self.weight.flatten(1), self.bias)
 
 
@@ -80,7 +89,10 @@ def convolve(conv: nn.Conv2d, x: Tensor) -> Tensor:
 
 
 class SqueezeExcite(nn.Module):
-    """x * sigmoid(W2 relu(W1 mean(x))), the mean over the map; in inference written over x."""
+    """x * sigmoid(W2 relu(W1 mean(x))) on maps (B, height, width, D), with the mean over the map.
+
+    In inference x is overwritten.
+    """
 
     def __init__(self, dim: int, reduced: int) -> None:
         super().__init__()
@@ -88,10 +100,11 @@ class SqueezeExcite(nn.Module):
         self.conv_expand = Pointwise(reduced, dim)
 
     def gate(self, x: Tensor) -> Tensor:
+        """One factor per image and channel, (B, 1, 1, D)."""
         return self.conv_expand(F.relu(self.conv_reduce(x.mean(dim=(1, 2), keepdim=True)))).sigmoid()
 
     def forward(self, x: Tensor) -> Tensor:
-        return x.mul_(self.gate(x)) if unseen(self) else x * self.gate(x)
+        return x.mul_(self.gate(x)) if may_overwrite(self) else x * self.gate(x)
 
 
 class ConvBranch(nn.Module):
@@ -99,7 +112,7 @@ class ConvBranch(nn.Module):
     1 x 1, GELU, depth-wise 3 x 3, GELU, squeeze-excite, 1 x 1."""
 
     role = "mixing"
-    fast = True  # False asks for the plain form
+    fast = True  # False selects the plain form
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -109,7 +122,7 @@ class ConvBranch(nn.Module):
         self.project = Pointwise(dim, dim)
 
     def plain(self, x: Tensor) -> Tensor:
-        """Every step as a convolution of a channels-first image, with a permute on either side."""
+        """(B, height, width, D) -> the same shape; every step is a convolution of a channels-first image."""
         x = x.permute(0, 3, 1, 2)
         x = F.gelu(F.conv2d(x, self.expand.weight, self.expand.bias))
         x = F.gelu(self.depthwise(x))
@@ -127,7 +140,7 @@ class ConvBranch(nn.Module):
 
 
 class ClassMLP(nn.Linear):
-    """ResMLP's class-MLP: one Linear over all tokens takes the place of class-attention, (B, 1 + N, D) -> (B, 1, D)."""
+    """ResMLP's class-MLP: one Linear over all tokens replaces class-attention, (B, 1 + N, D) -> (B, 1, D)."""
 
     role = "pool"
 

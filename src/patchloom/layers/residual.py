@@ -1,10 +1,10 @@
-"""The one residual of the house: shortcut(x) + sum over branches of drop(scale(branch(norm(x)))).
+"""The residual block that all families share: shortcut(x) + sum over branches of drop(scale(branch(norm(x)))).
 
-A post-norm residual has no norms in its branches and one norm after the sum.
+In a post-norm residual the branches have no norm, and one norm follows the sum.
 
-Shapes: x is (B, N, D) tokens or (B, H, W, D) maps. With `queries=k` only the first k tokens are updated and
-returned, while a mixing branch still reads all of x: class-attention, and the last block when only the class token
-is read.
+Shapes: x is (B, N, D) tokens or (B, height, width, D) maps. With `queries=k` only the first k tokens are updated and
+returned, (B, k, D), while a mixing branch still reads all of x. Class-attention uses this, and so does the last block
+if only the class token is read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from patchloom.layers.scales import Scale
 
 
 class DropPath(nn.Module):
-    """Stochastic depth: each sample's branch is dropped with probability `rate`, a kept one divided by 1 - rate."""
+    """Stochastic depth: drops the branch of a sample with probability `rate` and divides kept ones by 1 - rate."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
@@ -27,10 +27,11 @@ class DropPath(nn.Module):
 
     @property
     def active(self) -> bool:
+        """Whether branches are dropped: in training with a positive rate."""
         return self.training and self.rate > 0
 
     def draw(self, y: Tensor) -> Tensor:
-        """The factor of each sample, 0 or 1 / (1 - rate), (B, 1, ...)."""
+        """Draw the factor of each sample, 0 or 1 / (1 - rate), (B, 1, ...)."""
         keep = 1 - self.rate
         return y.new_empty((y.shape[0],) + (1,) * (y.ndim - 1)).bernoulli_(keep) / keep
 
@@ -42,14 +43,14 @@ class DropPath(nn.Module):
 
 
 class Branch(nn.Module):
-    """total + drop(scale(fn(norm(x)))): one residual branch, added to what the others have summed up.
+    """One residual branch: total + drop(scale(fn(norm(x)))), where `total` is the sum so far.
 
-    On a CPU the samples that stochastic depth drops are not computed at all, unless a BatchNorm looks at all of them or
-    the plain form is asked for. (Elsewhere counting the kept ones would wait for the device.)
+    On a CPU, samples that stochastic depth drops are not computed at all, unless a BatchNorm needs all of them or the
+    plain form is selected. On other devices, counting the kept samples would wait for the device.
     """
 
-    fast = True  # False asks for the plain form
-    least = 2  # samples: one alone gains nothing (benchmarks/choices.py)
+    fast = True  # False selects the plain form
+    least = 2  # samples from which skipping dropped ones is faster (benchmarks/choices.py)
 
     def __init__(self, norm: nn.Module, fn: nn.Module, scale: Scale | None = None, drop_path: float = 0.0) -> None:
         super().__init__()
@@ -62,31 +63,32 @@ class Branch(nn.Module):
     def forward(self, total: Tensor, x: Tensor, queries: int | None = None) -> Tensor:
         if not self.drop_path.active:
             return self.scale(total, self.update(x, queries))
+        # a BatchNorm in the branch would see other statistics if samples were left out
         several = self.fast and self.independent and len(x) >= self.least
         if several and x.is_cpu and not torch.compiler.is_compiling():
             return self.add_kept(total, x, queries)
         return total + self.drop_path(self.scale.of(self.update(x, queries)))
 
     def update(self, x: Tensor, queries: int | None) -> Tensor:
+        """fn(norm(x)), before scaling and dropping."""
         return self.fn(self.norm(x)) if queries is None else self.fn(self.norm(x), queries)
 
     def add_kept(self, total: Tensor, x: Tensor, queries: int | None) -> Tensor:
-        """The same draw as the plain form, with only the kept samples computed.
-
-        When none is kept one is computed for nothing: data-parallel training waits for a gradient of every parameter.
-        """
+        """Add the branch with the same random draw as the plain form, computing only the kept samples."""
         factors = self.drop_path.draw(x).flatten()
         kept = factors.nonzero().flatten()
         if not len(kept):
+            # compute one sample with factor 0: DDP waits for the gradient of every parameter
             kept = kept.new_zeros(1)
         y = self.scale.of(self.update(x.index_select(0, kept), queries)).to(total.dtype)
+        # all kept samples have the same factor, 1 / (1 - rate)
         return total.index_add(0, kept, y, alpha=float(factors[kept[0]]))
 
 
 class Residual(nn.Module):
     """x + the sum of its branches, all reading the same x (parallel branches: "Three things", section 3).
 
-    `norm` is applied to the sum (post-norm); None leaves the sum as it is.
+    `gate` replaces the identity shortcut. `norm` is applied to the sum (post-norm); None leaves the sum as it is.
     """
 
     def __init__(
@@ -102,9 +104,10 @@ class Residual(nn.Module):
         return total if self.norm is None else self.norm(total)
 
     def add(self, x: Tensor, queries: int | None) -> Tensor:
-        """The shortcut and the branches, before the norm."""
+        """The sum of the shortcut and the branches, before the norm."""
         shortcut = x if queries is None else x[:, :queries]
         if self.gate is not None:
+            # a gate takes shortcut and update separately, so the branches are summed from zero
             update = torch.zeros_like(shortcut)
             for branch in self.branches:
                 update = branch(update, x, queries)
@@ -123,10 +126,10 @@ class Gate(nn.Module):
       shortcut_gate     (1 - g) x + F(x)
       linear_shortcut   W x + F(x)
       dropout_shortcut  dropout(x, 1/2) + F(x)
-    Learned ones start near the identity: gates with b = -6 (He et al.'s best), the linear shortcut with W = 1.
+    Learned ones start near the identity: gates with b = -6 (He et al.'s best value), the linear shortcut with W = I.
     """
 
-    role = "gate"  # not "scale": W is a matrix like any other and has weight decay
+    role = "gate"  # not "scale", which is exempt from weight decay: W is an ordinary matrix
     KINDS = ("constant", "exclusive_gate", "shortcut_gate", "linear_shortcut", "dropout_shortcut")
     LEARNED = ("exclusive_gate", "shortcut_gate", "linear_shortcut")
 
@@ -159,7 +162,7 @@ class Gate(nn.Module):
 
 
 class Block(nn.Module):
-    """A mixing residual (across tokens), then an FFN residual (across channels); a family may have only one of them."""
+    """A mixing residual (across tokens), then an FFN residual (across channels); a family may use only one of them."""
 
     def __init__(self, mixing: Residual | None, ffn: Residual | None) -> None:
         super().__init__()

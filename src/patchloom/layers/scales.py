@@ -1,7 +1,7 @@
-"""What multiplies a residual branch before it is added: the depth study of CaiT (ICCV Fig. 1, Tables 1 and A.1;
+"""Scales that multiply a residual branch before it is added: the depth study of CaiT (ICCV Fig. 1, Tables 1 and A.1;
 thesis Tables 3.11 and 3.12).
 
-`scale.of(y)` is the scaled branch; `scale(total, y)` is total + scale.of(y) in one pass over memory.
+`scale.of(y)` is the scaled branch, (..., D); `scale(total, y)` is total + scale.of(y) in one pass over memory.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 
 class Scale(nn.Module):
-    """Vanilla pre-norm residual: y as it is."""
+    """No scaling: the plain pre-norm residual."""
 
     def of(self, y: Tensor) -> Tensor:
+        """The scaled branch."""
         return y
 
     def forward(self, total: Tensor, y: Tensor) -> Tensor:
@@ -21,7 +22,7 @@ class Scale(nn.Module):
 
 
 class LayerScale(Scale):
-    """diag(gamma) y, one factor a channel (CaiT Eq. 4).
+    """diag(gamma) y, one factor per channel (CaiT Eq. 4).
 
     `init`: "constant" starts every gamma at `value`, "zero" at 0, "uniform" draws U[0, 2 value] (CaiT
     supplement A.3; thesis Table 3.12).
@@ -42,6 +43,7 @@ class LayerScale(Scale):
         return self.gamma * y
 
     def forward(self, total: Tensor, y: Tensor) -> Tensor:
+        # total + gamma * y without storing the product
         return torch.addcmul(total, self.gamma, y)
 
 
@@ -79,7 +81,7 @@ class ScalarScale(Scale):
 class FixupScale(ScalarScale):
     """alpha y + bias, alpha = 1 and bias = 0 at the start: the end of a branch of Fixup as published.
 
-    Fixup has one such bias before every layer too; here every Linear has its own, so only the last one is new.
+    Fixup also has such a bias before every layer. Here every Linear already has one, so only the last is added.
     """
 
     def __init__(self, value: float = 1.0, trainable: bool = True) -> None:
@@ -97,7 +99,7 @@ def layerscale_value(depth: int) -> float:
     """The initial LayerScale of a network of `depth` blocks: 0.1 up to 18, 1e-5 up to 24, 1e-6 deeper (thesis
     3.5.1).
 
-    The published CaiT-XXS36 was started at 1e-5 by its code, though both papers print 1e-6; this follows the papers.
+    The code of the published CaiT-XXS36 starts at 1e-5, while both papers state 1e-6; this function follows the papers.
     """
     return 0.1 if depth <= 18 else 1e-5 if depth <= 24 else 1e-6
 
@@ -105,7 +107,7 @@ def layerscale_value(depth: int) -> float:
 def uniform_drop_rate(depth: int) -> float:
     """The uniform stochastic-depth rate of a DeiT-S-wide network of `depth` blocks: max(0.1 (depth / 12 - 1), 0).
 
-    Printed as min(0.1 depth / 12 - 1, 0), which is never positive. This form gives 0, 0.05, 0.1, 0.2 and 0.3 at 12, 18,
-    24, 36 and 48 blocks. The tables of the depth study have rates of their own, 0.05 at depth 12 among them.
+    The thesis prints min(0.1 depth / 12 - 1, 0), which is never positive. This form gives 0, 0.05, 0.1, 0.2 and 0.3 at
+    12, 18, 24, 36 and 48 blocks. The tables of the depth study use other rates, such as 0.05 at depth 12.
     """
     return max(0.1 * (depth / 12 - 1), 0.0)

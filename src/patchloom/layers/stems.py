@@ -1,4 +1,5 @@
-"""From an image (B, C, height, width) to tokens (B, N, D), N = (height / patch) * (width / patch), row-major."""
+"""Stems: images (B, C, height, width) -> tokens (B, N, D), with N = (height / patch) * (width / patch) in row-major
+order."""
 
 from __future__ import annotations
 
@@ -14,33 +15,38 @@ from patchloom.layers.norms import make_norm
 
 
 class Stem(nn.Module):
-    """Convolutions and norms whose output map is flattened to tokens."""
+    """Convolutions and norms, followed by flattening of the output map to tokens."""
 
     role = "stem"
-    fast = True  # False asks for the plain form
+    fast = True  # False selects the plain form
 
     def __init__(self, proj: nn.Module) -> None:
         super().__init__()
         self.proj = proj
 
     def plain(self, images: Tensor) -> Tensor:
+        """(B, C, height, width) -> (B, N, D), in the memory layout of the images."""
         return self.proj(images).flatten(2).transpose(1, 2)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Channels last throughout: convolutions run faster, the tokens come out without a copy, and every addition
-        downstream keeps the layout that norms and Linear layers want."""
+        """(B, C, height, width) -> (B, N, D), with channels last throughout.
+
+        Convolutions then run faster, flattening needs no copy, and every later addition keeps the layout that norms
+        and Linear layers prefer.
+        """
         if not self.fast:
             return self.plain(images)
         maps = images.contiguous(memory_format=torch.channels_last)
         before: nn.Module = self
         for layer in self.proj.children():
+            # GELU overwrites its input where that is safe, which a call of the module would not do
             maps = gelu(maps, before) if isinstance(layer, nn.GELU) else layer(maps)
             before = layer
         return maps.flatten(2).transpose(1, 2).contiguous()
 
 
 class LinearStem(Stem):
-    """One Linear of each patch's pixels (ViT, DeiT), kept as the convolution that it is published as."""
+    """One Linear applied to the pixels of each patch (ViT, DeiT), stored as a convolution as in published weights."""
 
     proj: nn.Conv2d
 
@@ -48,7 +54,7 @@ class LinearStem(Stem):
         super().__init__(nn.Conv2d(in_chans, dim, patch_size, stride=patch_size))
 
     def forward(self, images: Tensor) -> Tensor:
-        """The pixels of each patch in a row, then one matrix product, whose tokens come out dense."""
+        """(B, C, height, width) -> (B, N, D) by one matrix product, whose output is contiguous."""
         if not self.fast or not replaceable(self.proj, nn.Conv2d):
             return self.plain(images)
         weight, bias = self.proj.weight, self.proj.bias
@@ -56,13 +62,13 @@ class LinearStem(Stem):
 
 
 def patch_pixels(images: Tensor, side: int) -> Tensor:
-    """(B, C, height, width) -> (B, N, C * side * side): the pixels of each patch in a row."""
+    """(B, C, height, width) -> (B, N, C * side * side): one row of pixels per patch."""
     grid = images.unflatten(3, (-1, side)).unflatten(2, (-1, side))  # (B, C, rows, side, columns, side)
     return grid.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
 
 
 class MapNorm(nn.Module):
-    """A norm of the last dimension, applied to a channels-first map."""
+    """Applies a norm of the last dimension to a channels-first map (B, C, height, width)."""
 
     def __init__(self, kind: str, dim: int) -> None:
         super().__init__()
@@ -73,9 +79,11 @@ class MapNorm(nn.Module):
 
 
 def stem_norm(kind: str, dim: int) -> nn.Module:
+    """Make the norm named `kind` for channels-first maps."""
     return nn.BatchNorm2d(dim) if kind == "batch" else MapNorm(kind, dim)
 
 
+# patch size -> the strides of the convolutions, whose product is the patch size
 _STRIDES = {
     "hmlp": {16: (4, 2, 2), 8: (4, 2), 4: (4,), 2: (2,)},
     "conv": {16: (2, 2, 2, 2), 8: (2, 2, 2), 4: (2, 2), 2: (2,)},
@@ -83,9 +91,12 @@ _STRIDES = {
 
 
 def stem_strides(kind: str, patch_size: int) -> tuple[int, ...]:
-    """The strides of the convolutions of an hMLP or convolutional stem; their product is the patch."""
+    """The strides of the convolutions of an hMLP or convolutional stem; their product is the patch size.
+
+    Raises PatchloomError for a patch size that the stem does not support.
+    """
     if patch_size not in _STRIDES[kind]:
-        raise PatchloomError(f"The {kind} stem has patches of 16, 8, 4 or 2 pixels, not {patch_size}.")
+        raise PatchloomError(f"The {kind} stem supports patch sizes 16, 8, 4 and 2, not {patch_size}.")
     return _STRIDES[kind][patch_size]
 
 
@@ -97,14 +108,15 @@ class LinearThenStem(Stem):
 
 
 class HMLPStem(Stem):
-    """Patches grow 4 -> 8 -> 16 without ever overlapping, so a masked patch masks one token ("Three things", sec. 5).
+    """Patches grow 4 -> 8 -> 16 and never overlap, so masking a patch masks exactly one token ("Three things", sec. 5).
 
-    Convolution, norm, GELU three times, the last without GELU. A smaller patch drops the last stages. In training,
-    BatchNorm shares its statistics among patches: independence holds in eval mode, or with LayerNorm.
+    Three stages of convolution, norm and GELU; the last has no GELU. Smaller patches have fewer stages. In training,
+    BatchNorm shares statistics among patches, so tokens are independent only in eval mode or with LayerNorm.
     """
 
     def __init__(self, in_chans: int, dim: int, patch_size: int, norm: str = "batch") -> None:
         strides = stem_strides("hmlp", patch_size)
+        # all stages but the last have D / 4 channels
         widths = [in_chans] + [dim // 4] * (len(strides) - 1) + [dim]
         layers: list[nn.Module] = []
         for stride, inputs, outputs in zip(strides, widths[:-1], widths[1:], strict=True):
@@ -113,7 +125,7 @@ class HMLPStem(Stem):
 
 
 class ConvStem(Stem):
-    """3 x 3 convolutions of stride 2, the width doubling up to D, GELU between (PatchConvNet: no norm, no bias)."""
+    """3 x 3 convolutions of stride 2 with GELU between; the width doubles up to D (PatchConvNet: no norm, no bias)."""
 
     def __init__(self, in_chans: int, dim: int, patch_size: int, norm: str = "none") -> None:
         stages = len(stem_strides("conv", patch_size))
@@ -127,9 +139,14 @@ class ConvStem(Stem):
 
 
 def make_stem(kind: str, in_chans: int, dim: int, patch_size: int, norm: str = "none") -> Stem:
-    """The stem called `kind`: linear, linear_norm, linear_gelu, hmlp or conv."""
+    """Make the stem named `kind`: linear, linear_norm, linear_gelu, hmlp or conv.
+
+    Raises PatchloomError if `dim` or `patch_size` does not suit the stem.
+    """
     if kind in _STRIDES and dim < 8:
-        raise PatchloomError(f"The {kind} stem needs a dim of at least 8, not {dim}: its first stages are narrower.")
+        raise PatchloomError(
+            f"The {kind} stem needs dim >= 8, not {dim}: its first stages have a fraction of these channels."
+        )
     if kind == "linear":
         return LinearStem(in_chans, dim, patch_size)
     if kind in ("linear_norm", "linear_gelu"):

@@ -1,4 +1,4 @@
-"""`key=value` changes of a recipe, from words or from Python values."""
+"""Changes of a recipe, from `key=value` words or Python values, and the config of the network that it trains."""
 
 from __future__ import annotations
 
@@ -23,7 +23,11 @@ def parse_words(
     words: Iterable[str], options: type[Options], extra: Collection[str] = ()
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Changes of a recipe with these task options, and of the model (`model.depth=2`), from `key=value` words; the last
-    of a key wins. `extra` keys have one number per colour, or one for all (`mean=0.5`)."""
+    value of a key wins.
+
+    Keys in `extra` take one number per colour channel, or one for all (`mean=0.5`). Raises PatchloomError for unknown
+    keys and invalid values.
+    """
     changes: dict[str, Any] = {}
     model: dict[str, Any] = {}
     types = setting_types(options)
@@ -31,7 +35,7 @@ def parse_words(
     for word in words:
         key, equals, value = word.partition("=")
         if not equals:
-            raise PatchloomError(f"{word!r} is not a setting: settings are written key=value.")
+            raise PatchloomError(f"{word!r} is not a setting. Write settings as key=value.")
         if key.startswith("model."):
             model[key.removeprefix("model.")] = _guess(value)
             continue
@@ -48,21 +52,21 @@ def parse_words(
 
 
 def is_set_for_run(source: str) -> bool:
-    """Whether the source of a value says that the user gave it."""
+    """Whether the source of a value marks it as set by the user."""
     return source.startswith(_SET)
 
 
 def apply_changes(recipe: Recipe, changes: Mapping[str, Any], model: Config | None = None) -> tuple[Recipe, list[str]]:
-    """The recipe with changes, and sentences on what follows from them.
+    """The changed recipe, and one sentence for each field that changes as a consequence.
 
-    Fields that are not named follow those that are: the rate follows the batch where the recipe scales it, warm-up and
-    step decay keep their share of a shorter run, a paper's own rules for longer runs, other batches or resolutions
-    apply, a constant rate stays constant, and the floor of the rate is never above a rate that was changed.
+    Fields that are not set follow those that are: the learning rate scales with the batch if the recipe says so,
+    warm-up and step decay keep their share of a shorter run, the rules of the paper for longer runs, other batches or
+    resolutions apply, a constant learning rate stays constant, and min_lr never exceeds a changed learning rate.
     """
     named = {_ALIASES.get(key, key): value for key, value in changes.items()}
     changed, notes = recipe.replace(**named), []
-    said = {name: f"{_SET}; {recipe.name} has {getattr(recipe, name)}" for name in named}
-    changed = dataclasses.replace(changed, sources={**recipe.sources, **said})
+    sources = {name: f"{_SET}; {recipe.name} has {getattr(recipe, name)}" for name in named}
+    changed = dataclasses.replace(changed, sources={**recipe.sources, **sources})
     for name, (value, source) in _consequences(recipe, changed, model).items():
         if name not in named and value != getattr(changed, name):
             notes.append(f"{name} {value_text(value)}: {source}.")
@@ -75,7 +79,7 @@ def apply_changes(recipe: Recipe, changes: Mapping[str, Any], model: Config | No
 
 
 def _consequences(recipe: Recipe, changed: Recipe, model: Config | None) -> dict[str, Cited]:
-    """Fields that follow from changed ones, with the reasons."""
+    """Fields that follow from changed ones, each with its new value and the reason."""
     found: dict[str, Cited] = {}
     if recipe.lr_scaling == "linear" and changed.batch_size != recipe.batch_size:
         lr = recipe.lr * changed.batch_size / recipe.batch_size
@@ -98,7 +102,7 @@ def _consequences(recipe: Recipe, changed: Recipe, model: Config | None) -> dict
     return found
 
 
-_RULED = ("epochs", "batch_size", "resolution")  # changes that a paper may have a rule for
+_RULED = ("epochs", "batch_size", "resolution")  # fields whose change may trigger a rule of the paper
 
 
 def value_text(value: Any) -> str:
@@ -112,7 +116,7 @@ def _parse(key: str, text: str, hint: Any) -> Any:
         return text
     if origin in (Union, UnionType):
         hint, *_ = (choice for choice in get_args(hint) if choice is not type(None))
-        named = get_origin(hint) is Literal and text in get_args(hint)  # scale=none is a scale, not "as the model says"
+        named = get_origin(hint) is Literal and text in get_args(hint)  # scale=none is a scale, not a missing value
         if text.lower() in ("none", "null") and not named:
             return None
         return _parse(key, text, hint)
@@ -122,24 +126,26 @@ def _parse(key: str, text: str, hint: Any) -> Any:
         words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
         if text.lower() in words:
             return words[text.lower()]
-        raise PatchloomError(f"{key} is true or false, not {text!r}.")
+        raise PatchloomError(f"{key} must be true or false, not {text!r}.")
     try:
         return hint(text)
     except ValueError as error:
         kind = {int: "a whole number", float: "a number"}.get(hint, str(hint))
-        raise PatchloomError(f"{key} is {kind}, not {text!r}.") from error
+        raise PatchloomError(f"{key} must be {kind}, not {text!r}.") from error
 
 
 def _colours(key: str, text: str) -> tuple[float, ...]:
     try:
         numbers = tuple(float(part) for part in text.strip("()[]").split(","))
     except ValueError as error:
-        raise PatchloomError(f"{key} is one number, or one a colour: {key}=0.5,0.5,0.5, not {text!r}.") from error
+        raise PatchloomError(
+            f"{key} must be one number, or one per colour as in {key}=0.5,0.5,0.5, not {text!r}."
+        ) from error
     return numbers * 3 if len(numbers) == 1 else numbers
 
 
 def _guess(text: str) -> Any:
-    """A model option as the value that it looks like; its config checks the type."""
+    """Parse a model option as JSON or Python literal; the config checks the type."""
     word = text.strip()
     if word in ("True", "False", "None"):
         return {"True": True, "False": False, "None": None}[word]

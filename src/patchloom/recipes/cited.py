@@ -1,4 +1,4 @@
-"""How recipes are written down: each value beside its source, and one recipe derived from another."""
+"""Helpers to write recipes: values with their sources, and recipes derived from others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Cited = tuple[Any, str]  # a value and where it comes from
 Size = tuple[int, int]  # width and depth of a network
 Row = TypeVar("Row")
 
-# What "LAMB" means in the published commands, whichever paper asks for it.
+# The meaning of "LAMB" in the published commands, the same in every paper.
 LAMB: dict[str, Cited] = {
     "optimizer": ("lamb", "LAMB"),
     "lr_scaling": ("none", "published code: rates of LAMB are given at their batch and never scaled"),
@@ -23,14 +23,14 @@ LAMB: dict[str, Cited] = {
 
 
 def cite(base: Recipe, **cited: Cited) -> Recipe:
-    """`base` with other values, each given with its source."""
+    """A copy of `base` with other values, each given with its source."""
     values = {name: value for name, (value, _) in cited.items()}
     sources = {**base.sources, **{name: source for name, (_, source) in cited.items()}}
     return dataclasses.replace(base.replace(**values), sources=sources)
 
 
 def derive(base: Recipe, relation: str, name: str, summary: str, **cited: Cited) -> Recipe:
-    """A recipe of its own: the values of `base` except those given. `relation` says why the others are inherited."""
+    """A new recipe with the values of `base` except those given; `relation` says why the others are inherited."""
     inherited = {
         field: text if text.startswith(("as ", "inferred")) else f"{relation}: {text}"
         for field, text in base.sources.items()
@@ -39,26 +39,26 @@ def derive(base: Recipe, relation: str, name: str, summary: str, **cited: Cited)
 
 
 def lamb(where: str) -> dict[str, Cited]:
-    """LAMB as published, for a paper that names it at `where`."""
+    """The fields of LAMB as published, for a paper that mentions it at `where`."""
     return {**LAMB, "optimizer": ("lamb", where)}
 
 
 def size_of(model: Config) -> Size:
-    """Width, and pairs of attention (or mixing) and FFN in all: P branches side by side count as P in a row."""
+    """Width, and the total number of pairs of attention (or mixing) and FFN: P parallel branches count as P blocks."""
     return model.dim, model.depth * getattr(model, "branches", 1)
 
 
 def for_patches(model: Config | None, rate: Cited) -> Cited:
-    """A drop rate by width and depth is for patch networks: a convnet with other widths has none."""
+    """The drop rate of a table by width and depth, which applies to patch networks; convnets get none."""
     if model is None or model.family != "convnet":
         return rate
     return 0.0, f"inferred for {model.name}: none, as rates by width and depth are for patch networks"
 
 
 def nearest(rows: Mapping[Size, Row], model: Config) -> tuple[Row, str]:
-    """The row of a paper's table for a model, and a remark where the model is not listed.
+    """The row of a paper's table for a model, and a remark if the model is not listed.
 
-    The rule for an unlisted model: the row nearest in width, and among those of that width the nearest in depth.
+    For an unlisted model: the row nearest in width, and among those the nearest in depth.
     """
     width, depth = own = size_of(model)
     size = min(rows, key=lambda size: (abs(size[0] - width), abs(size[1] - depth), size))

@@ -21,7 +21,7 @@ _FINE = f"{_README}; thesis 6.3.6 names the procedure"
 _LONG_21K = 240  # epochs of the longer pre-training
 _TI, _S, _B, _L, _H = (192, 12), (384, 12), (768, 12), (1024, 24), (1280, 32)
 
-# Drop rates by width and depth, with what else is printed for that size.
+# Drop rates by width and depth, with other values that are printed for that size.
 _RATES_1K: dict[Size, Cited] = {
     _TI: (0.0, "Ti"),
     _S: (0.0, "S; README, 800 epochs: 0.05"),
@@ -80,7 +80,7 @@ def deit3_finetune(model: Config | None = None) -> Recipe:
 
 
 def longer_1k(recipe: Recipe, model: Config | None) -> dict[str, Cited]:
-    """What more than 400 epochs change (thesis 6.4): the weight decay, and 0.05 of drop rate for every 200 epochs."""
+    """Changes for more than 400 epochs (thesis 6.4): weight decay 0.05, and 0.05 more drop rate per 200 epochs."""
     extra = max(0, recipe.epochs - _DEIT3_1K.epochs)
     if not extra:
         return {}
@@ -90,7 +90,7 @@ def longer_1k(recipe: Recipe, model: Config | None) -> dict[str, Cited]:
 
 
 def longer_21k(recipe: Recipe, model: Config | None) -> dict[str, Cited]:
-    """What 240 epochs change (caption of thesis Table 6.5): 0.05 more of drop rate."""
+    """Changes for 240 epochs (caption of thesis Table 6.5): 0.05 more drop rate."""
     if recipe.epochs < _LONG_21K:
         return {}
     raised = _raised(recipe, 0.05, f"caption of thesis Table 6.5: 0.05 more for {_LONG_21K} epochs")

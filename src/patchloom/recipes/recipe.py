@@ -26,7 +26,7 @@ class Recipe:
     attribute of the recipe: `recipe.mixup` is `recipe.options.mixup`. `sources` says where each value comes from."""
 
     name: str
-    summary: str = ""  # one line: what it trains, and for how long
+    summary: str = ""  # one line for people
 
     # duration
     epochs: int = field(default=300, metadata={"most": 1_000_000})
@@ -102,10 +102,12 @@ class Recipe:
         if not 0 <= self.ema < 1:
             raise PatchloomError(f"ema of {self.name} is a decay of at least 0 and below 1, not {self.ema}.")
         if len(self.betas) != 2 or not all(_is_decay(beta) for beta in self.betas):
-            raise PatchloomError(f"betas of {self.name} are two numbers of at least 0 and below 1, not {self.betas}.")
+            raise PatchloomError(
+                f"betas of {self.name} must be two numbers of at least 0 and below 1, not {self.betas}."
+            )
         if unknown := set(self.no_decay) - set(ROLES):
             raise PatchloomError(
-                f"no_decay of {self.name} names roles of parameters ({', '.join(ROLES)}), not {unknown}."
+                f"no_decay of {self.name} must be roles of parameters ({', '.join(ROLES)}), not {unknown}."
             )
         if self.head_lr is not None and self.lr == 0:
             raise PatchloomError(f"lr=0 of {self.name} beside a head_lr: `finetune --tune head` trains the head alone.")

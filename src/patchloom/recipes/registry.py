@@ -1,4 +1,4 @@
-"""Names of recipes, and the values that a recipe takes for a model."""
+"""Names of recipes, and the values of a recipe for a model."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ _RECIPES: dict[str, Callable[[Config | None], Recipe]] = {
     "grafit_transfer": lambda _: GRAFIT_TRANSFER,
     "grafit_transfer_cutmix": lambda _: GRAFIT_TRANSFER_CUTMIX,
 }
-# what a paper changes with the length of the run, the batch or the resolution; @small forms have no such rules
+# rules of papers for other numbers of epochs, batch sizes or resolutions; @small forms have none
 _ON_CHANGE: dict[str, Callable[[Recipe, Config | None], dict[str, Cited]]] = {
     "deit3_1k": longer_1k,
     "deit3_21k": longer_21k,
@@ -96,33 +96,39 @@ FEW_IMAGES = 20_000
 
 
 def list_recipes() -> list[str]:
-    """The names of the papers' recipes, then of their small forms."""
+    """The names of the recipes of the papers, then of their small forms."""
     return [*_RECIPES, *(name + SUFFIX for name in _RECIPES)]
 
 
 def find_recipe(name: str, model: Config | None = None) -> Recipe:
-    """The recipe of a name, with the values for `model`, or for the paper's reference model without one."""
+    """The recipe of this name with the values for `model`, by default for the reference model of the paper.
+
+    Raises PatchloomError if there is no such recipe.
+    """
     if not isinstance(name, str):
-        raise PatchloomError(f"A recipe is called by its name, not by {name!r}.")
+        raise PatchloomError(f"A recipe must be given by its name, not {name!r}.")
     paper = name.removesuffix(SUFFIX)
     if paper not in _RECIPES:
         known = list_recipes() if "@" in name else _RECIPES
         raise PatchloomError(
-            f"There is no recipe {name!r}.{did_you_mean(name, known)} `patchloom recipes` lists them all."
+            f"Unknown recipe {name!r}.{did_you_mean(name, known)} `patchloom recipes` lists all recipes."
         )
     recipe = _RECIPES[paper](model)
     return recipe if name == paper else small(recipe)
 
 
 def on_change(recipe: Recipe, model: Config | None) -> dict[str, Cited]:
-    """Fields that follow, by the paper's own rule, from a changed number of epochs, batch size or resolution."""
+    """Fields that change by a rule of the paper with the number of epochs, the batch size or the resolution."""
     rule = _ON_CHANGE.get(recipe.name)
     return rule(recipe, model) if rule else {}
 
 
 def finetuning_recipe(family: str, same_classes: bool, images: int, per_class: bool = False) -> str:
-    """The recipe for weights of a family: its paper's where only the resolution changes, or where one query becomes one
-    `per_class`, in the small form for few images; our own where the classes are new."""
+    """The default recipe for fine-tuning weights of a family.
+
+    With the same classes, the recipe of the paper (for another resolution, or for one query per class), in its small
+    form for few images; with new classes, patchloom's own.
+    """
     if not same_classes:
         return NEW_CLASSES.name
     paper = "patchconvnet_per_class" if per_class else _FINETUNING.get(family, DEIT_FINETUNE.name)

@@ -1,4 +1,4 @@
-"""NAME@small: any recipe made fit for a few thousand small images on a CPU, by one rule."""
+"""NAME@small: any recipe adapted to a few thousand small images on a CPU, by one rule."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from patchloom.recipes.recipe import Recipe, setting_types
 
 SUFFIX = "@small"
 
-BATCH_SIZE = 64  # at most: a few thousand images still give many steps an epoch
+BATCH_SIZE = 64  # at most: a few thousand images still give many steps per epoch
 EPOCHS = 60  # at most: minutes on a CPU
 WARMUP_EPOCHS = 5.0  # at most: longer warm-ups belong to longer runs
-CROP_SCALE = 0.85  # at least: a small image cut down to a twelfth of its area shows nothing
-MIXUP = 0.2  # at most: short runs learn from mild mixtures, not from strong ones
-BCE_THRESHOLD = 0.2  # a mild mixture shows one image; the other counts where it is a fifth of it or more
-AFFINE = 0.1  # small moves, in place of policies made for photos
-DROP_PATH_FACTOR = 0.5  # short runs need less of it
-TEST_CROP_RATIO = 1.0  # small images have no border to spare
+CROP_SCALE = 0.85  # at least: a twelfth of the area of a small image shows nothing
+MIXUP = 0.2  # at most: short runs do better with mild mixtures
+BCE_THRESHOLD = 0.2  # the minor image of a mild mixture counts only from a fifth on
+AFFINE = 0.1  # small transformations in place of policies made for photos
+DROP_PATH_FACTOR = 0.5  # short runs need less regularisation
+TEST_CROP_RATIO = 1.0  # small images have no border to cut off
 
 
 def small(recipe: Recipe) -> Recipe:
-    """The small form of a recipe. The rate is kept: small networks bear the rates of large batches."""
+    """The small form of a recipe. The learning rate stays: small networks tolerate the rates of large batches."""
     has = setting_types(type(recipe.options))
     rule = {name: cited for name, cited in _rule(recipe).items() if name in has}
     changes = {name: (value, why) for name, (value, why) in rule.items() if value != getattr(recipe, name)}

@@ -1,6 +1,7 @@
 """Fine-tuning and transfer: to another resolution with the same classes, and to the classes of other data sets.
 
-What the papers give is spread over their text and the answers of the authors; what none gives is inferred, and says so.
+The values are spread over the papers and the replies of the authors to issues. Values that no source states are
+inferred and marked so.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from patchloom.recipes.recipe import Recipe
 from patchloom.recipes.resmlp import resmlp
 
 _FINE = "README of the published code"
-_M48 = "author's answer in issue 108 of the published code, for M48 at 448"
-_SGD = "author's answers in issues 45, 105 and 141 of the published code"
-_RESMLP = "author's answer in issue 117 of the published code"
+_M48 = "author's reply in issue 108 of the published code, for M48 at 448"
+_SGD = "author's replies in issues 45, 105 and 141 of the published code"
+_RESMLP = "author's reply in issue 117 of the published code"
 _CAIT = "thesis 3.7.1.3"
 _GRAFIT = "thesis 2.4.6 and 2.5.4"
 
@@ -37,7 +38,7 @@ DEIT_FINETUNE = derive(
 
 
 def cait_finetune(model: Config | None = None) -> Recipe:
-    """CaiT at 384 or 448; only M48's values are known, the others are inferred from them."""
+    """CaiT at 384 or 448; only the values of M48 are known, the others are inferred from them."""
     base = cait(model)
     rate = max(0.0, round((base.drop_path or 0.0) - 0.1, 4))
     return derive(
@@ -56,7 +57,7 @@ def cait_finetune(model: Config | None = None) -> Recipe:
 
 
 def resmlp_finetune(model: Config | None = None) -> Recipe:
-    """ResMLP at another resolution; no paper has it, so DeiT's values with ResMLP's own drop rate and crop."""
+    """ResMLP at another resolution. No paper describes it: values of DeiT, with the drop rate and crop of ResMLP."""
     own = resmlp(model)
     return derive(
         DEIT_FINETUNE,
@@ -73,19 +74,19 @@ NEW_CLASSES = derive(
     DEIT_FINETUNE,
     "as deit_finetune",
     "new_classes",
-    "your photos, other classes: a fresh head at a rate that moves it, the rest gently",
+    "your photos with new classes: a new head with a high learning rate, the rest with a low one",
     epochs=(20, "ours: benchmarks/finetune.py"),
     batch_size=(64, "ours: a folder of photos"),
     resolution=(None, "the size of the weights"),
     lr=(1e-4, "ours: benchmarks/finetune.py"),
-    head_lr=(5e-3, "ours: benchmarks/finetune.py; the papers' rates leave a fresh head near its start"),
+    head_lr=(5e-3, "ours: benchmarks/finetune.py; the papers' rates are too small to train a new head"),
     lr_scaling=("none", "ours"),
     min_lr=(1e-6, "ours"),
     schedule_by=("step", "ours: a short run"),
     warmup_epochs=(1.0, "ours"),
     weight_decay=(0.05, "ours: as in training"),
     drop_path_decay=(None, "ours: as the weights were trained"),
-    crop_scale=(0.35, "ours: an object stays in view"),
+    crop_scale=(0.35, "ours: keeps objects in view"),
     augmentation=("none", "ours: a short run"),
     erasing=(0.0, "ours: a short run"),
     mixup=(0.0, "ours: a short run"),
@@ -96,22 +97,27 @@ NEW_CLASSES = derive(
 
 
 def transfer_cifar(model: Config | None = None) -> Recipe:
+    """Transfer to CIFAR-10 and CIFAR-100, with the values of the model's family."""
     return _transfer(model, "transfer_cifar", "CIFAR-10 and CIFAR-100", 1000, 100)
 
 
 def transfer_flowers(model: Config | None = None) -> Recipe:
+    """Transfer to Flowers-102, with the values of the model's family."""
     return _transfer(model, "transfer_flowers", "Flowers-102", 1000, 10)
 
 
 def transfer_cars(model: Config | None = None) -> Recipe:
+    """Transfer to Stanford Cars, with the values of the model's family."""
     return _transfer(model, "transfer_cars", "Stanford Cars", 1000, 10)
 
 
 def transfer_inat18(model: Config | None = None) -> Recipe:
+    """Transfer to iNaturalist 2018, with the values of the model's family."""
     return _transfer(model, "transfer_inat18", "iNaturalist 2018", 360, 10)
 
 
 def transfer_inat19(model: Config | None = None) -> Recipe:
+    """Transfer to iNaturalist 2019, with the values of the model's family."""
     return _transfer(model, "transfer_inat19", "iNaturalist 2019", 360, 10)
 
 
@@ -160,8 +166,8 @@ GRAFIT_TRANSFER_CUTMIX = derive(
 
 
 def _transfer(model: Config | None, name: str, data: str, epochs: int, slower: int) -> Recipe:
-    """The protocol of a data set for a family; CaiT's rate is that of training divided by `slower`. Families without
-    values of their own follow DeiT (thesis 5.3.2, 6.3.5.1)."""
+    """The protocol of a data set for a family. CaiT's learning rate is that of training divided by `slower`; families
+    without values of their own follow DeiT (thesis 5.3.2, 6.3.5.1)."""
     family = model.family if model else "deit"
     summary = f"{data}, from trained weights; by family"
     if family == "cait":
@@ -182,7 +188,7 @@ def _transfer(model: Config | None, name: str, data: str, epochs: int, slower: i
 
 
 def _of_family(family: str, name: str) -> dict[str, Cited]:
-    """What a family other than DeiT keeps of its own in DeiT's protocol."""
+    """Values that a family other than DeiT keeps in DeiT's protocol."""
     if family == "deit":
         return {}
     values: dict[str, Cited] = {"drop_path_decay": ("uniform", "published code: the same rate in every block")}
@@ -197,6 +203,7 @@ def _of_family(family: str, name: str) -> dict[str, Cited]:
 
 
 def _sgd_values(epochs: int, name: str) -> dict[str, Cited]:
+    """DeiT's protocol for small data sets."""
     where = _SGD if name in ("transfer_cifar", "transfer_cars") else f"inferred, as Cars: {_SGD}"
     return {
         "epochs": (epochs, where),
@@ -212,6 +219,7 @@ def _sgd_values(epochs: int, name: str) -> dict[str, Cited]:
 
 
 def _inat_values() -> dict[str, Cited]:
+    """DeiT's protocol for iNaturalist."""
     return {
         "epochs": (360, _SGD),
         "batch_size": (768, _SGD),
@@ -222,6 +230,7 @@ def _inat_values() -> dict[str, Cited]:
 
 
 def _resmlp_values(epochs: int) -> dict[str, Cited]:
+    """ResMLP's protocol for CIFAR."""
     return {
         "epochs": (epochs, _RESMLP),
         "batch_size": (768, _RESMLP),
@@ -239,15 +248,15 @@ def _resmlp_values(epochs: int) -> dict[str, Cited]:
 _TRANSFER = {"Flowers102": ("train+val", "test")}
 
 
-def official_splits(where: str, recipe: str, asked: Splits) -> Splits:
-    """What is asked for; for the rest, what a transfer recipe takes of this data, if that is not the usual split."""
+def official_splits(where: str, recipe: str, requested: Splits) -> Splits:
+    """The requested splits, completed by those of the papers if a transfer recipe uses others than the usual ones."""
     prefix, _, rest = where.partition(":")
     usual = _TRANSFER.get(rest.partition(":")[0]) if prefix == "torchvision" else None
     if usual is None or not recipe.startswith(("transfer_", "grafit_transfer")):
-        return asked
-    test = asked.test or (usual[1] if asked.hold_out is None else None)
+        return requested
+    test = requested.test or (usual[1] if requested.hold_out is None else None)
     others = [name for name in usual[0].split("+") if name not in (test or "").split("+")]
-    train = asked.train or "+".join(others) or None
-    if train and test and asked.test is None and test in train.split("+"):
+    train = requested.train or "+".join(others) or None
+    if train and test and requested.test is None and test in train.split("+"):
         test = None  # what remains is chosen as usual
-    return Splits(train, test, asked.hold_out)
+    return Splits(train, test, requested.hold_out)

@@ -1,2 +1,4 @@
-"""The HTTP service and its web page, `patchloom serve`: requests, batching, limits and the API page. Imports inference
-and explaining."""
+"""The HTTP service behind `patchloom serve`: routes, uploads, batching, limits, metrics and the web page.
+
+This package imports `inference`, `explaining` and what is below them; only `cli` may import it.
+"""

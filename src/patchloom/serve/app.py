@@ -1,4 +1,4 @@
-"""The routes: the page, the API, and what machines ask."""
+"""The HTTP routes: the web page, the API, its documentation, and health and metrics for monitoring."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ from patchloom import __version__
 from patchloom.data.samples import find_samples
 from patchloom.errors import PatchloomError
 from patchloom.explaining.maps import available_maps
-from patchloom.serve.answers import (
-    ErrorAnswer,
-    ExplainAnswer,
-    ModelsAnswer,
-    PredictAnswer,
-    ResultsAnswer,
-    SamplesAnswer,
-    StateAnswer,
-    VersionAnswer,
-)
-from patchloom.serve.guard import Guard, error_answer
+from patchloom.serve.guard import Guard, error_response
 from patchloom.serve.hosting import HostedModel
 from patchloom.serve.reference import reference_page
+from patchloom.serve.refused import Refused
+from patchloom.serve.responses import (
+    ErrorResponse,
+    ExplainResponse,
+    ModelsResponse,
+    PredictResponse,
+    ResultsResponse,
+    SamplesResponse,
+    StateResponse,
+    VersionResponse,
+)
 from patchloom.serve.service import Gate, Service
-from patchloom.serve.uploads import Refused, check_announced, read_upload
+from patchloom.serve.uploads import check_announced, read_upload
 
 _PAGE = {"index.html": "text/html", "style.css": "text/css", "app.js": "text/javascript", "icon.svg": "image/svg+xml"}
 _ERRORS = {
-    400: "a request that cannot be read",
+    400: "an invalid request",
     401: "the bearer token is missing or wrong",
     403: "not allowed",
     404: "no such model or sample",
@@ -47,14 +48,14 @@ _ERRORS = {
     413: "too many bytes or pixels",
     415: "not an image of a known format",
     422: "a damaged image, or a parameter out of range",
-    503: "busy, or too slow: try again after Retry-After seconds",
+    503: "busy or too slow: retry after Retry-After seconds",
 }
-_ModelName = Annotated[str | None, Query(max_length=200, description="by default the first")]
-_Top = Annotated[int, Query(ge=1, le=1000, description="how many classes to name")]
+_ModelName = Annotated[str | None, Query(max_length=200, description="the model to use; default: the first")]
+_Top = Annotated[int, Query(ge=1, le=1000, description="number of classes to return")]
 
 
 def make_app(service: Service) -> FastAPI:
-    """The application; when it ends, its threads do."""
+    """The ASGI application of a service; on shutdown it also ends the threads of the service."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -63,7 +64,7 @@ def make_app(service: Service) -> FastAPI:
 
     app = FastAPI(
         title="patchloom", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
-        description="Classify images, and see what the network looked at.",
+        description="Classify images and see which regions drive a prediction.",
         swagger_ui_oauth2_redirect_url=None,
     )  # fmt: skip
     app.add_middleware(Guard, settings=service.settings, metrics=service.metrics)
@@ -78,7 +79,7 @@ def make_app(service: Service) -> FastAPI:
 
 
 def _upload(several: bool = False) -> dict[str, Any]:
-    """The multipart body, as OpenAPI describes it."""
+    """The OpenAPI description of the multipart body."""
     file: dict[str, Any] = {"type": "string", "format": "binary", "description": "an image"}
     if several:
         file = {"type": "array", "items": file, "minItems": 1, "description": "an image; repeat the part for several"}
@@ -87,46 +88,47 @@ def _upload(several: bool = False) -> dict[str, Any]:
 
 
 def _errors(*codes: int) -> dict[int | str, dict[str, Any]]:
-    return {code: {"model": ErrorAnswer, "description": _ERRORS[code]} for code in codes}
+    """The OpenAPI descriptions of error responses."""
+    return {code: {"model": ErrorResponse, "description": _ERRORS[code]} for code in codes}
 
 
 def _add_errors(app: FastAPI) -> None:
-    """Every error is {"error": sentence}, without anything of what went on inside."""
+    """Every error response is {"error": sentence} and reveals nothing about the internals of the server."""
 
     @app.exception_handler(Refused)
     async def refused(_: Request, error: Refused) -> JSONResponse:
         headers = None if error.retry_after is None else {"retry-after": str(error.retry_after)}
-        return error_answer(error.status, error.text, headers)
+        return error_response(error.status, error.text, headers)
 
     @app.exception_handler(HTTPException)
     async def http(_: Request, error: HTTPException) -> JSONResponse:
-        return error_answer(error.status_code, f"{error.detail}.", dict(error.headers or {}))
+        return error_response(error.status_code, f"{error.detail}.", dict(error.headers or {}))
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
-        return error_answer(422, f"The parameter {first['loc'][-1]} is wrong: {first['msg']}.")
+        return error_response(422, f"Invalid parameter {first['loc'][-1]}: {first['msg']}.")
 
 
 def _add_page(app: FastAPI) -> None:
-    """The page is read once; no request names a file."""
+    """Serve the files of the page from memory, under fixed paths: a request can never name a file."""
     folder = resources.files("patchloom.serve") / "page"
 
     def add(name: str, media_type: str) -> None:
         content = (folder / name).read_bytes()
 
-        async def answer() -> Response:
+        async def send() -> Response:
             return Response(content, media_type=media_type, headers={"cache-control": "no-cache"})
 
         path = "/" if name == "index.html" else f"/{name}"
-        app.api_route(path, methods=["GET", "HEAD"], include_in_schema=False)(answer)
+        app.api_route(path, methods=["GET", "HEAD"], include_in_schema=False)(send)
 
     for name, media_type in _PAGE.items():
         add(name, media_type)
 
 
 def _add_reference(app: FastAPI) -> None:
-    """The API as a page, made from the description of all routes that are there already."""
+    """Documentation of the API; call it last, since it describes the routes added so far."""
     content = reference_page(app.openapi())
 
     @app.api_route("/docs", methods=["GET", "HEAD"], include_in_schema=False)
@@ -136,12 +138,12 @@ def _add_reference(app: FastAPI) -> None:
 
 def _add_state(app: FastAPI, service: Service) -> None:
     @app.head("/healthz", include_in_schema=False)
-    @app.get("/healthz", response_model=StateAnswer, summary="Whether the process lives")
+    @app.get("/healthz", response_model=StateResponse, summary="Liveness of the process")
     async def healthz() -> dict[str, str]:
         return {"status": "ok"}
 
     @app.head("/readyz", include_in_schema=False)
-    @app.get("/readyz", response_model=StateAnswer, responses=_errors(503), summary="Whether it takes requests")
+    @app.get("/readyz", response_model=StateResponse, responses=_errors(503), summary="Readiness for requests")
     async def readyz() -> dict[str, str]:
         if service.stopping:
             raise Refused(503, "The service is stopping.", retry_after=5)
@@ -149,9 +151,9 @@ def _add_state(app: FastAPI, service: Service) -> None:
 
     @app.get(
         "/version",
-        response_model=VersionAnswer,
+        response_model=VersionResponse,
         responses=_errors(401, 404, 422),
-        summary="Which code and which weights answer",
+        summary="Version of the code and digest of the weights",
     )
     async def version(model: _ModelName = None) -> dict[str, str]:
         return service.find(model).identity
@@ -160,7 +162,7 @@ def _add_state(app: FastAPI, service: Service) -> None:
         "/metrics",
         response_class=Response,
         responses={200: {"content": {"text/plain": {}}}, **_errors(401)},
-        summary="For Prometheus",
+        summary="Metrics for Prometheus",
     )
     async def metrics() -> Response:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
@@ -169,7 +171,7 @@ def _add_state(app: FastAPI, service: Service) -> None:
 def _add_samples(app: FastAPI) -> None:
     samples = find_samples()
 
-    @app.get("/api/samples", response_model=SamplesAnswer, responses=_errors(401), summary="Images to try")
+    @app.get("/api/samples", response_model=SamplesResponse, responses=_errors(401), summary="List the sample images")
     async def list_samples() -> dict[str, Any]:
         return {"samples": list(samples.values())}
 
@@ -177,40 +179,40 @@ def _add_samples(app: FastAPI) -> None:
         "/api/samples/{name}",
         response_class=Response,
         responses={200: {"content": {"image/png": {}, "image/jpeg": {}}}, **_errors(401, 404, 422)},
-        summary="One of them",
+        summary="Get a sample image",
     )
     async def sample(name: str) -> Response:
         if name not in samples:
-            raise Refused(404, "There is no sample of that name.")
+            raise Refused(404, "There is no sample with this name.")
         found = samples[name]
         return Response(found.data, media_type=found.media_type, headers={"cache-control": "max-age=3600"})
 
 
 def _add_models(app: FastAPI, service: Service) -> None:
-    @app.get("/api/models", response_model=ModelsAnswer, responses=_errors(401), summary="What is served")
+    @app.get("/api/models", response_model=ModelsResponse, responses=_errors(401), summary="List the models")
     async def list_models() -> dict[str, Any]:
         models = [describe(model) for model in service.hosting.models.values()]
         return {"version": __version__, "models": models}
 
     @app.post(
         "/api/reload",
-        response_model=ModelsAnswer,
+        response_model=ModelsResponse,
         responses=_errors(401, 403, 503),
-        summary="Load all models anew (only where a token is set); no request is dropped",
+        summary="Reload all models without dropping requests (only if a token is set)",
     )
     async def reload() -> dict[str, Any]:
         if service.settings.token is None:
-            raise Refused(403, "Reloading over HTTP needs a server with a token; SIGHUP reloads too.")
+            raise Refused(403, "Reloading over HTTP requires a server with a token. Send SIGHUP instead.")
         if not await reload_models(service):
-            raise Refused(503, "The models could not be loaded anew; the old ones go on.", retry_after=5)
+            raise Refused(503, "The models could not be reloaded; the old ones stay in use.", retry_after=5)
         return await list_models()
 
 
 async def reload_models(service: Service) -> bool:
-    """Whether all models were loaded anew; otherwise the old ones stay, and stderr says why."""
+    """Reload all models; returns whether it succeeded. If not, the old ones stay and the reason is on stderr."""
     try:
         await asyncio.to_thread(service.hosting.reload)
-    except Exception as error:  # of whatever kind: the old models are there
+    except Exception as error:  # whatever it is, the old models still work
         reason = error if isinstance(error, PatchloomError | OSError) else repr(error)
         print(f"patchloom: not reloaded: {reason}", file=sys.stderr, flush=True)
         service.metrics.reloads.labels("failed").inc()
@@ -220,6 +222,7 @@ async def reload_models(service: Service) -> bool:
 
 
 def describe(model: HostedModel) -> dict[str, Any]:
+    """The entry of a model in /api/models."""
     config = model.network.config
     return {
         "name": model.name,
@@ -237,23 +240,23 @@ def describe(model: HostedModel) -> dict[str, Any]:
 def _add_work(app: FastAPI, service: Service) -> None:
     errors = _errors(400, 401, 403, 404, 408, 413, 415, 422, 503)
 
-    async def upload(request: Request, gate: Gate, work: Any, most_files: int = 1) -> dict[str, Any]:
-        """Admit, read and work, timed; the gate counts the bytes from the first to the last."""
+    async def upload(request: Request, gate: Gate, work: Any, max_files: int = 1) -> dict[str, Any]:
+        """Admit a request, read its files and run `work`, with timings; the gate counts bytes as they arrive."""
         begun = time.perf_counter()
-        check_announced(request, service.settings, most_files)
+        check_announced(request, service.settings, max_files)
         with gate.admit() as place:
-            files = await read_upload(request, service.settings, place.take, most_files)
+            files = await read_upload(request, service.settings, place.take, max_files)
             place.take(0, len(files))
             read = time.perf_counter()
-            answer = await unless_gone(request, work(files=files, place=place))
-        for timed in (part["timings"] for part in answer.get("results", [answer]) if "timings" in part):
+            response = await unless_gone(request, work(files=files, place=place))
+        for timed in (part["timings"] for part in response.get("results", [response]) if "timings" in part):
             timed["upload_ms"] = round(1000 * (read - begun), 2)
             timed["total_ms"] = round(1000 * (time.perf_counter() - begun), 2)
-        return answer
+        return response
 
     @app.post(
         "/api/predict",
-        response_model=PredictAnswer | ResultsAnswer,
+        response_model=PredictResponse | ResultsResponse,
         responses=errors,
         openapi_extra=_upload(several=True),
         summary="Classify one image, or several at once",
@@ -264,17 +267,21 @@ def _add_work(app: FastAPI, service: Service) -> None:
 
     @app.post(
         "/api/explain",
-        response_model=ExplainAnswer,
+        response_model=ExplainResponse,
         responses=errors,
         openapi_extra=_upload(),
-        summary="Classify, and show where the network looked",
+        summary="Classify an image and show the regions that drive the prediction",
     )
     async def explain(
         request: Request,
         model: _ModelName = None,
-        maps: Annotated[str | None, Query(max_length=400, description="names with commas between; default all")] = None,
-        target: Annotated[str | None, Query(max_length=400, description="a class; by default the likeliest")] = None,
-        faithfulness: Annotated[bool, Query(description="measure how far the maps can be trusted")] = True,
+        maps: Annotated[
+            str | None, Query(max_length=400, description="names separated by commas; default: all")
+        ] = None,
+        target: Annotated[
+            str | None, Query(max_length=400, description="class to explain; default: the top one")
+        ] = None,
+        faithfulness: Annotated[bool, Query(description="measure how faithful the maps are")] = True,
     ) -> dict[str, Any]:
         found = service.find(model)
         names = None if maps is None else [name.strip() for name in maps.split(",")]
@@ -284,7 +291,7 @@ def _add_work(app: FastAPI, service: Service) -> None:
 
 
 async def unless_gone(request: Request, work: Awaitable[dict[str, Any]]) -> dict[str, Any]:
-    """The answer; if the client goes away meanwhile, work that has not begun is given up."""
+    """The result of `work`; if the client disconnects, work that has not started is cancelled."""
 
     async def gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -294,7 +301,7 @@ async def unless_gone(request: Request, work: Awaitable[dict[str, Any]]) -> dict
     try:
         await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            raise Refused(400, "The client went away.")
+            raise Refused(400, "The client disconnected.")
         return working.result()
     finally:
         working.cancel()

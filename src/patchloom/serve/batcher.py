@@ -1,6 +1,6 @@
-"""Concurrent requests as one batch: a thread of its own takes what waits for a model and runs the network on it.
+"""Batching of concurrent requests: one thread takes the images that wait for a model and runs the network on them.
 
-While it computes, the next images are decoded and gather; nothing waits for a full batch.
+While it computes, the next images are decoded and queue up; a batch does not wait until it is full.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ _log = logging.getLogger("patchloom.serve")
 
 
 @dataclass(eq=False)
-class Answer:
-    """Probabilities (classes,) of one image, and how its time was spent."""
+class BatchResult:
+    """Probabilities (classes,) of one image, the size of its batch, and the time it took."""
 
-    chances: np.ndarray
+    probabilities: np.ndarray
     batch: int
-    queued: float  # seconds
-    computed: float
+    queued: float  # seconds in the queue
+    computed: float  # seconds of the network, for the whole batch
 
 
 @dataclass(eq=False)
 class _Job:
     model: HostedModel
     pixels: np.ndarray  # (height, width, 3) uint8
-    future: Future[Answer]
+    future: Future[BatchResult]
     since: float = field(default_factory=time.perf_counter)
 
 
 class Batcher:
-    """`expect()` when a request begins, `submit()` when its image is decoded, or `forget()` if it never will be.
+    """Call `expect()` when a request starts, then `submit()` when its image is decoded, or `forget()` if that fails.
 
-    A batch is begun as soon as the thread is free. It waits up to `max_wait` seconds only while images are expected,
-    so that a lone request is answered at once.
+    A batch starts as soon as the thread is free. It waits, for at most `max_wait` seconds, only while more images are
+    expected, so that a single request is computed at once.
     """
 
     def __init__(
-        self, max_batch: int, max_wait: float, observe: Callable[[HostedModel, Answer], None] | None = None
+        self, max_batch: int, max_wait: float, observe: Callable[[HostedModel, BatchResult], None] | None = None
     ) -> None:
         self.max_batch = max_batch
         self.max_wait = max_wait
@@ -60,16 +60,18 @@ class Batcher:
         self._thread.start()
 
     def expect(self) -> None:
+        """Announce an image that is being decoded."""
         with self._changed:
             self._expected += 1
 
     def forget(self) -> None:
+        """Withdraw an announced image."""
         with self._changed:
             self._expected -= 1
             self._changed.notify()
 
-    def submit(self, model: HostedModel, pixels: np.ndarray) -> Future[Answer]:
-        """An expected image, (height, width, 3) uint8 as the model's preprocessing cuts it."""
+    def submit(self, model: HostedModel, pixels: np.ndarray) -> Future[BatchResult]:
+        """Queue an announced image, (height, width, 3) uint8, resized and cropped for the model."""
         job = _Job(model, pixels, Future())
         with self._changed:
             self._expected -= 1
@@ -81,10 +83,11 @@ class Batcher:
 
     @property
     def waiting(self) -> int:
+        """The number of images in the queue."""
         return len(self._jobs)
 
     def close(self, seconds: float | None = None) -> None:
-        """Finish what waits, then end the thread; go on without it after so many seconds."""
+        """Finish the queue, then end the thread; return after `seconds` at the latest."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -97,7 +100,7 @@ class Batcher:
                 self._run(live)
 
     def _next_batch(self) -> list[_Job]:
-        """Up to `max_batch` images of the model that has waited longest; nothing once closed and empty."""
+        """Up to `max_batch` images of the model that has waited longest; empty once closed and finished."""
         with self._changed:
             self._changed.wait_for(lambda: self._jobs or self._closed)
             if not self._jobs:
@@ -117,22 +120,22 @@ class Batcher:
     def _run(self, jobs: list[_Job]) -> None:
         started = time.perf_counter()
         try:
-            rows = class_probabilities(jobs[0].model.answering, np.stack([job.pixels for job in jobs]))
+            rows = class_probabilities(jobs[0].model.predictor, np.stack([job.pixels for job in jobs]))
             computed = time.perf_counter() - started
-            answers = [
-                Answer(row, len(jobs), started - job.since, computed) for job, row in zip(jobs, rows, strict=True)
+            results = [
+                BatchResult(row, len(jobs), started - job.since, computed) for job, row in zip(jobs, rows, strict=True)
             ]
-        except Exception as error:  # one answer each, and the thread goes on
+        except Exception as error:  # every request of the batch gets the error, and the thread continues
             for job in jobs:
                 job.future.set_exception(error)
             return
-        for job, answer in zip(jobs, answers, strict=True):
-            self._note(job.model, answer)
-            job.future.set_result(answer)
+        for job, result in zip(jobs, results, strict=True):
+            self._count(job.model, result)
+            job.future.set_result(result)
 
-    def _note(self, model: HostedModel, answer: Answer) -> None:
+    def _count(self, model: HostedModel, result: BatchResult) -> None:
         try:
             if self.observe:
-                self.observe(model, answer)
-        except Exception:  # an answer that was not counted is an answer still
+                self.observe(model, result)
+        except Exception:  # a failure to count must not fail the request
             _log.exception("A prediction was not counted")

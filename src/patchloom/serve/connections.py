@@ -1,4 +1,4 @@
-"""Connections: idle ones end, and there are always fewer than files that the process may open."""
+"""Limits on connections: idle ones are closed, and their number stays below the limit of open files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from patchloom.errors import PatchloomError
 
 ACCEPTED_AT_ONCE = 4
-_SPARE_FILES = 32  # a reload reads files, and a socket is closed some turns of the event loop after others came
+_SPARE_FILES = 32  # for a reload, and for sockets that are closed only after new ones were accepted
 _FEWEST = 4
 _BUSY = json.dumps({"error": "The service has too many connections. Try again in a moment."}).encode()
 _REFUSAL = (
@@ -25,21 +25,25 @@ _REFUSAL = (
 )
 
 
-def most_connections(wanted: int) -> int:
-    """How many there may be beside the files that are open already."""
+def connection_limit(wanted: int) -> int:
+    """The number of connections that the limit of open files allows, at most `wanted`.
+
+    Raises PatchloomError if there are too few to serve.
+    """
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return wanted
     free = limit - len(os.listdir("/dev/fd")) - _SPARE_FILES
     if free < _FEWEST:
         raise PatchloomError(
-            f"This process may open {limit} files, too few to serve. Allow {limit - free + _FEWEST} or more: ulimit -n."
+            f"This process can open only {limit} files, too few to serve. "
+            f"Raise the limit: ulimit -n {limit - free + _FEWEST}"
         )
     return min(wanted, free)
 
 
 class Connections:
-    """All connections of a server. One too many takes the place of the one that has been idle longest."""
+    """All connections of a server. When the limit is reached, a new one replaces the one that has been idle longest."""
 
     def __init__(self, most: int, idle_timeout: float) -> None:
         self.most = most
@@ -49,22 +53,24 @@ class Connections:
 
     @property
     def protocol(self) -> Any:
+        """The factory of connections that uvicorn calls."""
         return partial(Connection, self)
 
     def make_room(self) -> bool:
-        """Whether there is a place for one more."""
+        """Close an idle connection if the limit is reached; returns whether one more can be accepted."""
         if len(self.open) >= self.most and self.idle:
             next(iter(self.idle)).end()
         return len(self.open) < self.most
 
 
 class Connection(H11Protocol):
-    """Idle is a connection without a complete request head, since it was made or since its last answer."""
+    """One connection. It is idle while no complete request head has arrived since it was opened or since its last
+    response."""
 
-    def __init__(self, all_of_them: Connections, **given: Any) -> None:
-        super().__init__(**given)
-        self._all = all_of_them
-        self._unsent = 0  # bytes of an answer, when this was last looked at
+    def __init__(self, connections: Connections, **options: Any) -> None:
+        super().__init__(**options)
+        self._all = connections
+        self._unsent = 0  # bytes of the response that were unsent when the timer started
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -88,7 +94,7 @@ class Connection(H11Protocol):
         self._update()
 
     def pause_writing(self) -> None:
-        """The client does not read its answer: from now on it has to, or the connection ends."""
+        """The client does not read the response: start the timer that closes the connection."""
         super().pause_writing()
         self._wait()
 
@@ -97,7 +103,7 @@ class Connection(H11Protocol):
         self._update()
 
     def end(self) -> None:
-        """At once, whatever is unsent."""
+        """Close at once, even with unsent data."""
         self._forget()
         self.transport.abort()
 
@@ -112,11 +118,11 @@ class Connection(H11Protocol):
     def _wait(self) -> None:
         self._stop_waiting()
         self._unsent = self.transport.get_write_buffer_size()
-        self._all.idle[self] = self.loop.call_later(self._all.idle_timeout, self._time_is_over)
+        self._all.idle[self] = self.loop.call_later(self._all.idle_timeout, self._time_out)
 
-    def _time_is_over(self) -> None:
+    def _time_out(self) -> None:
         if 0 < self.transport.get_write_buffer_size() < self._unsent:
-            self._wait()  # a slow client, but it reads
+            self._wait()  # a slow client, but it is reading
         else:
             self.end()
 
@@ -130,8 +136,8 @@ class Connection(H11Protocol):
 
 
 class AcceptErrors:
-    """Exception handler of an event loop that tells of failed accepts at most once in a minute: asyncio repeats them
-    many times a second."""
+    """Exception handler of an event loop that reports failed accepts at most once per minute; asyncio repeats them many
+    times per second."""
 
     def __init__(self, seconds: float = 60.0) -> None:
         self._seconds = seconds
@@ -142,4 +148,4 @@ class AcceptErrors:
             loop.default_exception_handler(context)
         elif time.monotonic() >= self._next:
             self._next = time.monotonic() + self._seconds
-            print(f"patchloom: no connection can be accepted: {context['exception']}", file=sys.stderr, flush=True)
+            print(f"patchloom: cannot accept connections: {context['exception']}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""What every request passes: whom the server answers, and the headers and errors of every answer."""
+"""Middleware for every request: host, origin and token checks, security headers, unexpected errors, metrics."""
 
 from __future__ import annotations
 
@@ -50,47 +50,48 @@ class Guard:
         refusal = self._refusal(scope, Headers(scope=scope))
         try:
             await (refusal or self.app)(scope, exchange.receive, exchange.send)
-        except asyncio.CancelledError:  # only by the end of the process
+        except asyncio.CancelledError:  # happens only at the end of the process
             self.metrics.unanswered += 1
             raise
         except Exception:
-            _log.exception("An error of ours while answering %s", scope["method"])
+            _log.exception("Internal error in a %s request", scope["method"])
             if exchange.status is None:
-                await error_answer(500, "The server made a mistake.")(scope, exchange.receive, exchange.send)
+                await error_response(500, "Internal server error.")(scope, exchange.receive, exchange.send)
         finally:
             route = getattr(scope.get("route"), "path", "other")
             self.metrics.request(route, exchange.status or 499, time.perf_counter() - begun)
 
     def _refusal(self, scope: Scope, headers: Headers) -> JSONResponse | None:
         if not self.settings.knows_host(host_name(headers.get("host", ""))):
-            return error_answer(400, "The server does not go by this name: see --allow-host.")
-        if scope["method"] == "POST" and _is_from_elsewhere(headers):
-            return error_answer(403, "Pages of other sites cannot send requests here.")
+            return error_response(400, "This server does not accept this host name. Allow it with --allow-host.")
+        if scope["method"] == "POST" and _is_cross_site(headers):
+            return error_response(403, "Requests from pages of other sites are not allowed.")
         private = scope["path"].startswith("/api/") or scope["path"] in ("/metrics", "/version")
         if private and not self._has_token(headers):
-            return error_answer(401, "A bearer token is needed.", {"www-authenticate": "Bearer"})
+            return error_response(401, "A bearer token is required.", {"www-authenticate": "Bearer"})
         return None
 
     def _has_token(self, headers: Headers) -> bool:
         if self.settings.token is None:
             return True
-        kind, _, given = headers.get("authorization", "").partition(" ")
-        same = hmac.compare_digest(given.strip().encode("latin-1", "replace"), self.settings.token.encode())
+        kind, _, token = headers.get("authorization", "").partition(" ")
+        same = hmac.compare_digest(token.strip().encode("latin-1", "replace"), self.settings.token.encode())
         return kind.lower() == "bearer" and same
 
 
 class _Exchange:
-    """One request and its answer: notes the status and adds the headers.
+    """One request and its response: records the status and adds headers.
 
-    A client that is still sending when it is refused is answered at once, and its connection ends. Some clients read
-    the answer only when they have sent everything: a little more is read and thrown away before, but no whole upload.
+    If a request is refused while the client is still sending, the response is sent at once and the connection is
+    closed. Some clients read the response only after sending everything, so a limited amount is read and discarded
+    before closing.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._receive, self._send = receive, send
         headers = Headers(scope=scope)
         self._unread = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
-        self._asked_to_wait = "expect" in headers  # before it sends anything
+        self._expects_continue = "expect" in headers  # the client waits before it sends the body
         self.status: int | None = None
 
     async def receive(self) -> Message:
@@ -107,8 +108,8 @@ class _Exchange:
                 headers["connection"] = "close"
             for name, value in SECURITY.items():
                 headers.setdefault(name, value)
-        elif self._unread and not message.get("more_body") and not self._asked_to_wait and self.status != 408:
-            await self._send({**message, "more_body": True})  # all of the answer; its end closes the connection
+        elif self._unread and not message.get("more_body") and not self._expects_continue and self.status != 408:
+            await self._send({**message, "more_body": True})  # the whole response; its end closes the connection
             await self._linger()
             message = {"type": "http.response.body"}
         await self._send(message)
@@ -123,12 +124,13 @@ class _Exchange:
             await asyncio.wait_for(read(), _LINGER_SECONDS)
 
 
-def error_answer(status: int, text: str, headers: dict[str, str] | None = None) -> JSONResponse:
+def error_response(status: int, text: str, headers: dict[str, str] | None = None) -> JSONResponse:
+    """The response {"error": text}."""
     return JSONResponse({"error": text}, status, headers)
 
 
-def _is_from_elsewhere(headers: Headers) -> bool:
-    """Whether a browser says that the page of another site sends this; other clients send neither header."""
+def _is_cross_site(headers: Headers) -> bool:
+    """Whether a browser marks the request as sent by a page of another site; other clients send neither header."""
     origin = headers.get("origin")
     if origin is None:
         return headers.get("sec-fetch-site") == "cross-site"

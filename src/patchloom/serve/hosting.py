@@ -1,4 +1,4 @@
-"""The models that are served: loaded, named, and exchanged as a whole without a request noticing."""
+"""The models of a service: loading, naming, and reloading without interrupting requests."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from patchloom.weights.files import digest, read
 
 @dataclass(eq=False)
 class HostedModel:
-    """A network under the name by which requests ask for it; `answering` is the fused copy that predicts, `digest`
-    the SHA-256 of its weights, whatever file they came from."""
+    """A network under the name that requests use. `predictor` is the fused copy; `digest` is the SHA-256 of the
+    weights, independent of their file."""
 
     name: str
     network: Network
-    shared: bool = False  # its tensors are those of a base that other models have as well
+    shared: bool = False  # its unchanged tensors belong to a base that other models use too
     int8: bool = False
 
     def __post_init__(self) -> None:
-        # a fused copy has weights of its own, which would undo the sharing
-        self.answering = self.network if self.shared else fuse(self.network, int8=self.int8)
+        # a fused copy has its own weights, which would undo the sharing
+        self.predictor = self.network if self.shared else fuse(self.network, int8=self.int8)
         self.digest = digest("", self.network.state_dict())
 
     @property
     def identity(self) -> dict[str, str]:
-        """What tells this answer from that of other code or other weights."""
+        """The fields of a response that identify code and weights."""
         return {"version": __version__, "model": self.name, "digest": self.digest}
 
     @cached_property
     def twin(self) -> Network:
-        """The same weights in modules of their own: explanations hook into modules, predictions go on beside them.
+        """The same weights in separate modules: explanations register hooks, while predictions run at the same time.
 
-        It takes images that are cut already, and cuts nothing from them.
+        Its crop ratio is 1, since its images are already cropped.
         """
         made = twin(self.network)
         made.preprocessing = replace(self.network.preprocessing, crop_ratio=1.0)
@@ -52,24 +52,26 @@ class HostedModel:
 
 
 def twin(network: Network) -> Network:
-    """A copy of the modules whose tensors are those of `network`, not copied."""
+    """A copy of the modules that uses the tensors of `network` without copying them."""
     shared: dict[int, Tensor] = {}
     for parameter in network.parameters():
         shared[id(parameter)] = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
     for buffer in network.buffers():
         shared[id(buffer)] = buffer
-    return copy.deepcopy(network, shared)  # what deepcopy finds in its memo it takes as it is
+    return copy.deepcopy(network, shared)  # deepcopy uses what it finds in its memo
 
 
 class Hosting:
-    """All models that are served. A reload loads them anew beside the old ones, then takes their place at once;
-    requests that have a model keep it until they are answered."""
+    """All models of a service. A reload loads new ones beside the old ones and then exchanges them at once; requests in
+    progress keep their model."""
 
     def __init__(
         self, sources: Sequence[str], base: str | None = None, int8: bool = False, device: Device = "auto"
     ) -> None:
         if int8 and base is not None:
-            raise PatchloomError("--int8 needs weights of its own for each model, --base shares them: choose one.")
+            raise PatchloomError(
+                "Choose --int8 or --base: int8 needs separate weights per model, and --base shares them."
+            )
         self.sources = list(sources)
         self.base, self.int8, self.device = base, int8, device
         self._reloading = threading.Lock()
@@ -81,45 +83,47 @@ class Hosting:
         for name, source in named(self.sources).items():
             network = base if base is not None and source == self.base else _open(source, base, self.device)
             if network.config.in_chans != 3:
-                raise PatchloomError(f"{source} takes {network.config.in_chans} channels; a photo has 3.")
+                raise PatchloomError(f"{source} expects {network.config.in_chans} channels, but photos have 3.")
             models[name] = HostedModel(name, network, shared=base is not None, int8=self.int8)
         return models
 
     def reload(self) -> dict[str, HostedModel]:
-        """Load every model anew; if one fails, all old ones stay."""
+        """Load all models again; if one fails, all old ones stay."""
         with self._reloading:
             self.models = self._load()
             return self.models
 
     @property
-    def first(self) -> HostedModel:
+    def default(self) -> HostedModel:
+        """The model of requests that name none: the first."""
         return next(iter(self.models.values()))
 
     def find(self, name: str | None) -> HostedModel:
+        """The model of this name, or the default; raises PatchloomError if there is none."""
         models = self.models
         if name is None:
-            return self.first
+            return self.default
         if name not in models:
             known = ", ".join(models)
-            raise PatchloomError(f"There is no model of that name here; there is {known}.{did_you_mean(name, models)}")
+            raise PatchloomError(f"There is no model with this name. Choose from: {known}.{did_you_mean(name, models)}")
         return models[name]
 
 
 def _open(source: str, base: Network | None, device: Device) -> Network:
-    """A delta shares the tensors of the base; anything else stands for itself."""
-    is_delta = base is not None and Path(source).is_file() and "delta" in read(Path(source)).about
+    """Load a model; a delta shares the tensors of the base, other sources are loaded in full."""
+    is_delta = base is not None and Path(source).is_file() and "delta" in read(Path(source)).metadata
     return open_model(source, base=base if is_delta else None, device=device)
 
 
 def named(sources: Sequence[str]) -> dict[str, str]:
-    """A name for each source: as given in NAME=SOURCE, else after the run's folder, the file or the tag."""
+    """A unique name for each source: from NAME=SOURCE, or else from the run folder, the file or the tag."""
     names: dict[str, str] = {}
     for source in sources:
-        given, equals, rest = source.partition("=")
-        if equals and given and not Path(source).exists() and "/" not in given:
-            name, source = given, rest
+        prefix, equals, rest = source.partition("=")
+        if equals and prefix and not Path(source).exists() and "/" not in prefix:
+            name, source = prefix, rest
             if name in names:
-                raise PatchloomError(f"Two models cannot both be called {name}.")
+                raise PatchloomError(f"Two models cannot have the same name {name!r}.")
         else:
             name = _unused(_name_of(source), names)
         names[name] = source

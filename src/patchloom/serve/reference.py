@@ -1,4 +1,4 @@
-"""The page at /docs: every route with its parameters and answers, made from the OpenAPI description. No script."""
+"""The page /docs, generated from the OpenAPI description: every route, its parameters and responses."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _FRAME = """<!doctype html>
   <main class="reference">
     <section class="card">
       <h1>{description}</h1>
-      <p>Answers are JSON. Every error is <code>{{"error": "a sentence"}}</code>. Where the service has a
+      <p>Responses are JSON. Every error is <code>{{"error": "a sentence"}}</code>. If the service has a
       token, send <code>Authorization: Bearer TOKEN</code>.</p>
       <pre>{examples}</pre>
       <nav><ul>{contents}</ul></nav>
     </section>
     {routes}
-    <section class="card" id="answers"><h2>Objects in the answers</h2>{schemas}</section>
+    <section class="card" id="responses"><h2>Objects in the responses</h2>{schemas}</section>
   </main>
   <footer class="muted"><a href="./">The page</a><a href="openapi.json">For programs: openapi.json</a></footer>
 </body>
@@ -47,7 +47,7 @@ _EXAMPLES = (
 
 
 def reference_page(description: Schema) -> str:
-    """HTML of an OpenAPI description."""
+    """The HTML page of an OpenAPI description."""
     routes = [
         (method.upper(), path, route)
         for path, methods in description["paths"].items()
@@ -74,36 +74,38 @@ def _route(method: str, path: str, route: Schema) -> str:
     parts = [f"<h2><code>{method} {escape(path)}</code></h2><p>{escape(route['summary'])}.</p>"]
     if body := route.get("requestBody"):
         kind, content = next(iter(body["content"].items()))
-        fields = ((name, _type(schema), _about(schema)) for name, schema in content["schema"]["properties"].items())
+        fields = (
+            (name, _type(schema), _description(schema)) for name, schema in content["schema"]["properties"].items()
+        )
         parts.append(_table(f"Body, {kind}", ("part", "type", ""), fields))
     if parameters := route.get("parameters"):
-        rows = ((one["name"], _type(one["schema"]), _about({**one["schema"], **one})) for one in parameters)
+        rows = ((one["name"], _type(one["schema"]), _description({**one["schema"], **one})) for one in parameters)
         parts.append(_table("Parameters", ("name", "type", ""), rows))
-    answers = ((status, _answer(one), _meaning(status, one)) for status, one in route["responses"].items())
-    parts.append(_table("Answers", ("status", "gives", ""), answers))
+    responses = ((status, _content(one), _meaning(status, one)) for status, one in route["responses"].items())
+    parts.append(_table("Responses", ("status", "content", ""), responses))
     return f'<section class="card" id="{_mark(method, path)}">{"".join(parts)}</section>'
 
 
 def _object(name: str, schema: Schema) -> str:
-    rows = ((field, _type(inner), _about(inner)) for field, inner in schema["properties"].items())
-    about = f"<p>{escape(schema['description'])}</p>" if "description" in schema else ""
-    return f'<h3 id="{escape(name)}">{escape(name)}</h3>{about}{_table("", ("field", "type", ""), rows)}'
+    rows = ((field, _type(inner), _description(inner)) for field, inner in schema["properties"].items())
+    description = f"<p>{escape(schema['description'])}</p>" if "description" in schema else ""
+    return f'<h3 id="{escape(name)}">{escape(name)}</h3>{description}{_table("", ("field", "type", ""), rows)}'
 
 
 def _table(title: str, heads: Iterable[str], rows: Iterable[tuple[str, str, str]]) -> str:
-    """Rows of a name (plain), a type and a text (both HTML)."""
+    """A table with rows of a name (plain text), a type and a description (both HTML)."""
     caption = f"<caption>{escape(title)}</caption>" if title else ""
     head = "".join(f'<th scope="col">{escape(text)}</th>' for text in heads)
     body = "".join(f"<tr><td><code>{escape(a)}</code></td><td>{b}</td><td>{c}</td></tr>" for a, b, c in rows)
     return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def _meaning(status: str, answer: Schema) -> str:
-    return "" if status == "200" else escape(answer["description"])
+def _meaning(status: str, response: Schema) -> str:
+    return "" if status == "200" else escape(response["description"])
 
 
-def _answer(answer: Schema) -> str:
-    contents = answer.get("content", {})
+def _content(response: Schema) -> str:
+    contents = response.get("content", {})
     return " or ".join(_type(one["schema"]) if one.get("schema") else escape(kind) for kind, one in contents.items())
 
 
@@ -122,7 +124,7 @@ def _type(schema: Schema) -> str:
     return "file" if schema.get("format") == "binary" else escape(schema.get("type", "value"))
 
 
-def _about(schema: Schema) -> str:
+def _description(schema: Schema) -> str:
     default = f" (default {schema['default']})" if schema.get("default") is not None else ""
     return escape(schema.get("description", "") + default)
 

@@ -1,4 +1,4 @@
-"""The process: bind, load, serve until a signal, finish what is under way."""
+"""The server process: bind, load models, serve until a signal, finish the requests in progress."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from patchloom.console import Console
 from patchloom.devices import Device, choose_device
 from patchloom.errors import PatchloomError
 from patchloom.serve.app import make_app, reload_models
-from patchloom.serve.connections import ACCEPTED_AT_ONCE, AcceptErrors, Connections, most_connections
+from patchloom.serve.connections import ACCEPTED_AT_ONCE, AcceptErrors, Connections, connection_limit
 from patchloom.serve.hosting import Hosting
 from patchloom.serve.service import Service
 from patchloom.serve.settings import Settings
@@ -36,27 +36,30 @@ def serve(
     device: Device = "auto",
     console: Console | None = None,
 ) -> None:
-    """Serve models until SIGTERM or SIGINT; SIGHUP loads them anew."""
+    """Serve models until SIGTERM or SIGINT; SIGHUP reloads them.
+
+    Raises PatchloomError if the address is in use or a model cannot be loaded.
+    """
     console = console or Console(sys.stderr)
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # pixels are counted before Pillow decodes any
     with _bound(settings) as listener:
         service = Service(Hosting(sources, base, int8, choose_device(device)), settings)
         asyncio.run(_serve(service, listener, console))
     cut_off = service.metrics.unanswered
-    console.say(f"Stopped; {cut_off} requests were cut off." if cut_off else "Stopped; every request was answered.")
-    if service.busy:  # a thread that works for nobody: to end under it as usual could crash
+    console.say(f"Stopped; {cut_off} requests were cut off." if cut_off else "Stopped; all requests were finished.")
+    if service.busy:  # a normal exit while a thread still runs C code could crash
         sys.stderr.flush()
         os._exit(0)
 
 
 def _bound(settings: Settings) -> socket.socket:
-    """Bound before the models are loaded, so that a port that is taken is known at once."""
+    """Bind before the models are loaded, so that a port in use is reported at once."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((settings.host, settings.port))
-    except (OSError, UnicodeError, TypeError) as error:  # a name that cannot be one raises the latter two
+    except (OSError, UnicodeError, TypeError) as error:  # the latter two for an invalid name
         listener.close()
         reason = getattr(error, "strerror", None) or "there is no such address"
         raise PatchloomError(f"{settings.host}, port {settings.port} cannot be used: {reason}.") from error
@@ -67,8 +70,8 @@ def _greet(service: Service, port: int, console: Console) -> None:
     settings = service.settings
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     if not settings.on_loopback and settings.token is None:
-        console.say("Anyone who reaches this address can use it: --token asks for a bearer token.")
-    console.say(f"Serving {', '.join(service.hosting.models)} at http://{host}:{port} (Ctrl-C ends)")
+        console.say("Anyone who can reach this address can use the service. Require a bearer token with --token.")
+    console.say(f"Serving {', '.join(service.hosting.models)} at http://{host}:{port} (Ctrl-C to stop)")
 
 
 class _Server(uvicorn.Server):
@@ -79,19 +82,19 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for listener in sockets or ():
-            listener.listen(_BACKLOG)  # asyncio takes one number for what may wait and what it accepts at once
+            listener.listen(_BACKLOG)  # asyncio uses one number for the backlog and for accepts per turn
         self.greet()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are ours: uvicorn would raise them again when it has ended, and the exit code would not be 0."""
+        """Leave signals to _on_signals: uvicorn would raise them again at its end, and the exit code would not be 0."""
         yield
 
 
 async def _serve(service: Service, listener: socket.socket, console: Console) -> None:
     settings = service.settings
     longest = settings.upload_timeout * settings.max_files + max(settings.timeout, settings.explain_timeout)
-    connections = Connections(most_connections(settings.max_connections), settings.idle_timeout)
+    connections = Connections(connection_limit(settings.max_connections), settings.idle_timeout)
     config = uvicorn.Config(
         make_app(service), log_config=None, access_log=False, server_header=False, proxy_headers=False, ws="none",
         http=connections.protocol, backlog=ACCEPTED_AT_ONCE,
@@ -105,11 +108,11 @@ async def _serve(service: Service, listener: socket.socket, console: Console) ->
         server.should_exit = service.stopping = True
         for which in (signal.SIGTERM, signal.SIGINT):
             if asyncio.get_running_loop().remove_signal_handler(which):
-                signal.signal(which, _end_at_once)  # even if the event loop were stuck
+                signal.signal(which, _end_at_once)  # works even if the event loop is stuck
 
     async def reload() -> None:
         if await reload_models(service):
-            console.say(f"Loaded anew: {', '.join(service.hosting.models)}")
+            console.say(f"Reloaded: {', '.join(service.hosting.models)}")
 
     def start_reload() -> None:
         task = asyncio.get_running_loop().create_task(reload())
@@ -121,13 +124,13 @@ async def _serve(service: Service, listener: socket.socket, console: Console) ->
 
 
 def _end_at_once(*_: object) -> None:
-    os.write(2, b"Ended by a second signal; what was under way was given up.\n")
+    os.write(2, b"Ended by a second signal; requests in progress were abandoned.\n")
     os._exit(3)
 
 
 @contextlib.contextmanager
 def _on_signals(handlers: dict[signal.Signals, Callable[[], None]]) -> Iterator[None]:
-    """Calls in the event loop on signals, except on those that the process was told to ignore (nohup)."""
+    """Handle signals in the event loop, except those that the process was started to ignore (nohup)."""
     loop = asyncio.get_running_loop()
     before = {which: signal.getsignal(which) for which in handlers}
     for which, call in handlers.items():

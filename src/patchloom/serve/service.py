@@ -1,4 +1,4 @@
-"""What a request asks for, from bytes to an answer: admitted or refused, decoded in threads, batched, timed."""
+"""The work of a request from bytes to a response: admission, decoding in threads, batching, explaining, timing."""
 
 from __future__ import annotations
 
@@ -23,33 +23,34 @@ from patchloom.explaining.explanation import explain
 from patchloom.inference.predict import best_classes
 from patchloom.serve.batcher import Batcher
 from patchloom.serve.hosting import HostedModel, Hosting
+from patchloom.serve.images import check_header, decode_upload, decoding_cost
 from patchloom.serve.metrics import Metrics
+from patchloom.serve.refused import Refused
 from patchloom.serve.settings import Settings
-from patchloom.serve.uploads import Refused, check_header, decode_upload, decoding_cost
 from patchloom.serve.workers import Workers
 
 T = TypeVar("T")
-_PREVIEW = 128  # pixels along the longer side of a map that is sent; the page smooths it
+_PREVIEW = 128  # longer side of a map in the response, in pixels; the page smooths it
 
 
 class Gate:
-    """Admits so many images, holding so many bytes, and refuses the next at once.
+    """Limits the images and the bytes of uploads in progress; what exceeds the limits is refused at once.
 
-    An upload takes up what has arrived of it, and a place in the queue only when it is complete: one that is announced
-    and not sent keeps nobody out.
+    An upload counts with the bytes that have arrived, and as an image only when it is complete, so that a client that
+    announces an upload without sending it does not block others.
     """
 
-    def __init__(self, most: int, most_bytes: int) -> None:
-        self.most = most
-        self.most_bytes = most_bytes
+    def __init__(self, max_images: int, max_bytes: int) -> None:
+        self.max_images = max_images
+        self.max_bytes = max_bytes
         self.inside = 0
         self.bytes = 0
         self.lock = threading.Lock()
 
     @contextmanager
     def admit(self) -> Iterator[Place]:
-        """Refused before it is read where there is no room for it."""
-        if self.inside >= self.most or self.bytes >= self.most_bytes:
+        """Admit one request; raises Refused, before anything is read, if a limit is reached."""
+        if self.inside >= self.max_images or self.bytes >= self.max_bytes:
             raise _busy()
         place = Place(self)
         try:
@@ -59,7 +60,7 @@ class Gate:
 
 
 class Place:
-    """What one request takes up behind a gate, until it is answered and no thread has its data any more."""
+    """The images and bytes of one request, released when it has its response and no thread uses its data any more."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
@@ -67,10 +68,10 @@ class Place:
         self._holders = 1
 
     def take(self, size: int, images: int = 0) -> None:
-        """So many more bytes that have arrived, and images that are complete."""
+        """Count more bytes that have arrived, and images that are complete; raises Refused if a limit is exceeded."""
         gate = self._gate
         with gate.lock:
-            if gate.inside + images > gate.most or gate.bytes + size > gate.most_bytes:
+            if gate.inside + images > gate.max_images or gate.bytes + size > gate.max_bytes:
                 raise _busy()
             gate.inside += images
             gate.bytes += size
@@ -78,13 +79,14 @@ class Place:
             self._bytes += size
 
     def hold(self, work: Future[Any]) -> Future[Any]:
-        """Keep the place until `work` is done, or has left its queue, even if nobody waits for it any longer."""
+        """Keep the place until `work` is done or cancelled, even if the client has disconnected."""
         with self._gate.lock:
             self._holders += 1
         work.add_done_callback(lambda _: self.leave())
         return work
 
     def leave(self) -> None:
+        """Release one hold; the last one frees the place."""
         with self._gate.lock:
             self._holders -= 1
             if not self._holders:
@@ -97,7 +99,7 @@ def _busy() -> Refused:
 
 
 class Service:
-    """The models with everything that answers requests."""
+    """The models, and the threads, queues and limits that serve requests."""
 
     def __init__(self, hosting: Hosting, settings: Settings) -> None:
         self.hosting = hosting
@@ -106,9 +108,10 @@ class Service:
         self.batcher = Batcher(settings.max_batch, settings.max_wait, self.metrics.prediction)
         self.predicting = Gate(settings.max_queue, settings.max_queue_bytes)
         self.explaining = Gate(settings.max_explanations, settings.max_queue_bytes)
-        self.decoders = Workers(settings.decoders + 1, "decoder", reserved=1)  # so that small images need not wait
+        self.decoders = Workers(settings.decoders + 1, "decoder", reserved=1)  # one for small images only
         self.explainer = Workers(1, "explainer")
-        self.pace = {False: 0.0, True: 0.0}  # seconds of an explanation, without and with faithfulness: a moving mean
+        # moving mean of the seconds of an explanation, without and with faithfulness
+        self.pace = {False: 0.0, True: 0.0}
         self.stopping = False
         self._watch()
 
@@ -123,30 +126,31 @@ class Service:
 
     @property
     def busy(self) -> bool:
-        """Whether a thread still works, perhaps for a client that has gone."""
+        """Whether a thread is still working, perhaps for a client that has disconnected."""
         return self.decoders.busy or self.explainer.busy
 
     def close(self, seconds: float = 2.0) -> None:
-        """End the threads; one that does not end within so many seconds is left to itself."""
+        """End the threads; those that do not end within `seconds` are abandoned."""
         self.decoders.close(seconds)
         self.explainer.close(seconds)
         self.batcher.close(seconds)
 
     def find(self, name: str | None) -> HostedModel:
+        """The model of this name, or the default model; raises Refused (404) if there is none."""
         try:
             return self.hosting.find(name)
         except PatchloomError as error:
             raise Refused(404, str(error)) from None
 
     def check_queue(self, faithfulness: bool) -> None:
-        """Refuse an explanation that could not be answered in time behind those that come before it."""
+        """Refuse an explanation that would time out because of those that come first."""
         quick, slow = self.explainer.ahead(urgent=not faithfulness)
         ahead = quick * self.pace[False] + slow * self.pace[True]
         if ahead and ahead + self.pace[faithfulness] > self.settings.explain_timeout:
-            raise Refused(503, f"The service is busy: about {ahead:.0f} s of work come first.", math.ceil(ahead))
+            raise Refused(503, f"The service is busy: about {ahead:.0f} s of work are queued.", math.ceil(ahead))
 
     async def predict(self, model: HostedModel, files: list[bytes], place: Place, top: int) -> dict[str, Any]:
-        """Of one file its predictions; of several `results`, with an error in the place of a broken one."""
+        """Predictions of one file, or `results` of several, with an error in place of an invalid file."""
         if len(files) == 1:
             predicted = self._predict(model, files[0], place, top)
             return {**model.identity, **await _within(self.settings.timeout, predicted)}
@@ -158,15 +162,16 @@ class Service:
                 future.cancel()
         return {**model.identity, "results": results}
 
-    async def explain(self, model: HostedModel, files: list[bytes], place: Place, **asked: Any) -> dict[str, Any]:
-        explained = self._explain(model, files[0], place, asked)
+    async def explain(self, model: HostedModel, files: list[bytes], place: Place, **options: Any) -> dict[str, Any]:
+        """Predictions, maps and faithfulness of one file; `options` are those of `patchloom.explain`."""
+        explained = self._explain(model, files[0], place, options)
         return {**model.identity, **await _within(self.settings.explain_timeout, explained)}
 
     async def _decoded(self, model: HostedModel, data: bytes, place: Place) -> np.ndarray:
-        """(height, width, 3) uint8: what the network sees, all that is kept of the image."""
+        """(height, width, 3) uint8: the image resized and cropped for the network; the rest of it is not kept."""
         checking = self.decoders.submit(partial(check_header, data, self.settings), decoding_cost(len(data)))
         cost: float = await asyncio.wrap_future(place.hold(checking))
-        work = partial(cut, data, model, self.settings)
+        work = partial(crop, data, model, self.settings)
         pixels: np.ndarray = await asyncio.wrap_future(place.hold(self.decoders.submit(work, cost)))
         return pixels
 
@@ -179,22 +184,22 @@ class Service:
             self.batcher.forget()
             raise
         decoded = time.perf_counter()
-        answer = await asyncio.wrap_future(self.batcher.submit(model, pixels))
-        if not np.isfinite(answer.chances).all():
-            raise Refused(503, f"{model.name} gives no numbers for it: its weights are damaged.")
+        result = await asyncio.wrap_future(self.batcher.submit(model, pixels))
+        if not np.isfinite(result.probabilities).all():
+            raise Refused(503, f"The output of {model.name} is NaN: its weights are damaged.")
         return {
-            "predictions": best_classes(model.network, answer.chances, top),
-            "timings": _timings(decoded - begun, answer.queued, answer.computed, answer.batch),
+            "predictions": best_classes(model.network, result.probabilities, top),
+            "timings": _timings(decoded - begun, result.queued, result.computed, result.batch),
         }
 
-    async def _explain(self, model: HostedModel, data: bytes, place: Place, asked: dict[str, Any]) -> dict[str, Any]:
+    async def _explain(self, model: HostedModel, data: bytes, place: Place, options: dict[str, Any]) -> dict[str, Any]:
         begun = time.perf_counter()
         pixels = await self._decoded(model, data, place)
         decoded = time.perf_counter()
-        measures = bool(asked["faithfulness"])
+        measures = bool(options["faithfulness"])
         self.check_queue(measures)
-        cost = math.inf if measures else 0.0  # these wait for all others
-        work = self.explainer.submit(partial(_explained, model, pixels, asked), cost)
+        cost = math.inf if measures else 0.0  # slow ones wait for all others
+        work = self.explainer.submit(partial(_explained, model, pixels, options), cost)
         found, seconds = await asyncio.wrap_future(place.hold(work))
         before = self.pace[measures]
         self.pace[measures] = 0.7 * before + 0.3 * seconds if before else seconds
@@ -216,11 +221,11 @@ async def _within(seconds: float, work: Awaitable[T]) -> T:
     try:
         return await asyncio.wait_for(work, seconds)
     except asyncio.TimeoutError:  # the built-in one only since Python 3.11
-        raise Refused(503, f"There was no answer within {seconds:g} seconds.", retry_after=5) from None
+        raise Refused(503, f"The request took longer than {seconds:g} seconds.", retry_after=5) from None
 
 
 async def _or_error(work: Awaitable[dict[str, Any]]) -> dict[str, Any]:
-    """The answer for one file of several; what is wrong with the file stands in its place."""
+    """The result of one file among several, or {"error": ...} if the file is invalid."""
     try:
         return await work
     except Refused as refused:
@@ -229,14 +234,15 @@ async def _or_error(work: Awaitable[dict[str, Any]]) -> dict[str, Any]:
         return {"error": refused.text}
 
 
-def cut(data: bytes, model: HostedModel, settings: Settings) -> np.ndarray:
+def crop(data: bytes, model: HostedModel, settings: Settings) -> np.ndarray:
+    """Decode an upload and crop it for the model: (height, width, 3) uint8."""
     return np.asarray(resize_and_crop(decode_upload(data, settings), model.network.preprocessing))
 
 
-def _explained(model: HostedModel, pixels: np.ndarray, asked: dict[str, Any]) -> tuple[Any, float]:
+def _explained(model: HostedModel, pixels: np.ndarray, options: dict[str, Any]) -> tuple[Any, float]:
     begun = time.perf_counter()
     try:
-        found = explain(model.twin, pixels, **asked)
+        found = explain(model.twin, pixels, **options)
     except PatchloomError as error:
         raise Refused(422, str(error)) from None
     return found, time.perf_counter() - begun
@@ -248,7 +254,7 @@ def _timings(decode: float, queue: float, model: float, batch: int) -> dict[str,
 
 
 def _stretched(maps: np.ndarray) -> Sequence[np.ndarray]:
-    """Each of (heads, height, width) by itself to [0, 1]: the page shows where a head looks, not how much."""
+    """Scale each of the maps (heads, height, width) to [0, 1]: the page shows where a head attends, not how much."""
     low = maps.min(axis=(1, 2), keepdims=True)
     span = maps.max(axis=(1, 2), keepdims=True) - low
     return list((maps - low) / np.where(span > 0, span, 1))
@@ -268,7 +274,7 @@ def _png(image: Image.Image) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """For JSON: plain numbers, and null for what is no number."""
+    """Values for JSON: plain floats, with null in place of NaN and infinity."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, float | np.floating):

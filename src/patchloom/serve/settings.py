@@ -1,4 +1,4 @@
-"""What the service is told when it starts: where to listen, whom to answer, and how much it takes on."""
+"""Settings of the service: address, access and limits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from PIL import Image
 from patchloom.errors import PatchloomError
 
 _DAY = 86_400
-_MOST = {  # upper bounds: more is a slip of the keyboard, and would fail much later
+_MAX = {  # upper bounds: larger values are typing errors that would fail much later
     "max_bytes": 10**9, "max_pixels": 10**9, "max_batch": 4096, "max_wait": 60, "max_queue": 100_000,
     "max_explanations": 10_000, "max_queue_bytes": 10**12, "timeout": _DAY, "explain_timeout": _DAY,
     "upload_timeout": _DAY, "min_upload_rate": 10**9, "max_files": 1000, "decoders": 256, "decode_timeout": _DAY,
@@ -22,63 +22,66 @@ _MOST = {  # upper bounds: more is a slip of the keyboard, and would fail much l
 
 @dataclass(frozen=True)
 class Settings:
-    """Where and how to serve. Sizes are in bytes, times in seconds."""
+    """Address, access and limits of a service. Sizes are in bytes, times in seconds.
+
+    Raises PatchloomError for values out of range.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8000
-    token: str | None = None  # asked for as `Authorization: Bearer TOKEN` where there is one
-    allowed_hosts: tuple[str, ...] = ()  # names by which clients may call it, besides its own
+    token: str | None = None  # if set, required as `Authorization: Bearer TOKEN`
+    allowed_hosts: tuple[str, ...] = ()  # host names that clients may use besides the own one
     max_bytes: int = 20_000_000  # of one upload
-    max_pixels: int = 50_000_000  # of one image, as its header says
-    max_batch: int = 16  # images that the network sees at once
-    max_wait: float = 0.004  # that a batch waits for images that are being decoded
-    max_queue: int = 256  # requests to predict that are under way
-    max_explanations: int = 16  # requests to explain that are under way
-    max_queue_bytes: int = 256_000_000  # of all uploads that are under way
+    max_pixels: int = 50_000_000  # of one image, according to its header
+    max_batch: int = 16  # images per batch
+    max_wait: float = 0.004  # for images that are being decoded
+    max_queue: int = 256  # images of predictions in progress
+    max_explanations: int = 16  # explanations in progress
+    max_queue_bytes: int = 256_000_000  # of all uploads in progress
     timeout: float = 30.0  # of a prediction
     explain_timeout: float = 180.0
     upload_timeout: float = 30.0
     min_upload_rate: float = 4000.0  # bytes per second, after the first seconds of an upload
     max_files: int = 32  # of one request to predict
-    decoders: int = max(2, min(4, os.cpu_count() or 2))  # threads that decode large images beside the network
+    decoders: int = max(2, min(4, os.cpu_count() or 2))  # threads that decode large images
     decode_timeout: float = 10.0  # of one image
-    max_connections: int = 1000  # fewer where the process may not open so many files
+    max_connections: int = 1000  # fewer if the limit of open files requires it
     idle_timeout: float = 10.0  # of a connection without a complete request head
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name in _MOST and not 0 < value <= _MOST[field.name]:
-                raise PatchloomError(f"{field.name} is more than 0 and at most {_MOST[field.name]:,}, not {value}.")
+            if field.name in _MAX and not 0 < value <= _MAX[field.name]:
+                raise PatchloomError(f"{field.name} must be more than 0 and at most {_MAX[field.name]:,}, not {value}.")
         if not self.host.strip():
             raise PatchloomError(
-                f"host is an address to listen at, not {self.host!r}: 127.0.0.1 for this machine alone, "
-                "0.0.0.0 for every network."
+                f"host must be an address, not {self.host!r}: 127.0.0.1 for this machine, 0.0.0.0 for all networks."
             )
         if not 0 <= self.port <= 65535:
-            raise PatchloomError(f"A port is a number from 0 (any that is free) to 65535, not {self.port}.")
+            raise PatchloomError(f"port must be from 0 (any free port) to 65535, not {self.port}.")
         if self.token is not None and not _is_token(self.token):
-            raise PatchloomError("A token has at least 8 printable ASCII characters, and no space at its ends.")
+            raise PatchloomError("A token must have at least 8 printable ASCII characters and no space at its ends.")
         limit = Image.MAX_IMAGE_PIXELS
         if limit is not None and self.max_pixels > limit:
-            raise PatchloomError(f"max_pixels is at most {limit}, the most that Pillow decodes, not {self.max_pixels}.")
+            raise PatchloomError(f"max_pixels must be at most {limit}, the limit of Pillow, not {self.max_pixels}.")
         object.__setattr__(self, "allowed_hosts", tuple(map(_allowed, self.allowed_hosts)))
         if self.max_queue_bytes < self.max_bytes:
             raise PatchloomError(
-                f"max_queue_bytes ({self.max_queue_bytes}) holds at least one upload (max_bytes, {self.max_bytes})."
+                f"max_queue_bytes ({self.max_queue_bytes}) must be at least max_bytes ({self.max_bytes})."
             )
         if self.max_queue < self.max_files:
             object.__setattr__(self, "max_files", self.max_queue)  # every file of a request waits in the queue
 
     @property
     def on_loopback(self) -> bool:
+        """Whether only this machine can connect."""
         return is_loopback(self.host)
 
     def knows_host(self, name: str) -> bool:
-        """Whether a request may call this server by `name`.
+        """Whether requests may use the host name `name`.
 
-        On loopback only by a loopback name: otherwise a web page whose name is made to point here (DNS rebinding) could
-        read what the service answers. Elsewhere by any name, unless some are given.
+        On loopback, only loopback names: otherwise a web page whose host name is made to point here (DNS rebinding)
+        could read the responses. Elsewhere any name, unless allowed_hosts is set.
         """
         if name in self.allowed_hosts or name == self.host.lower():
             return True
@@ -89,15 +92,16 @@ def _is_token(text: str) -> bool:
     return len(text) >= 8 and text.isascii() and text.isprintable() and text == text.strip()
 
 
-def _allowed(given: str) -> str:
-    name = host_name(f"[{given}]" if given.count(":") > 1 and "[" not in given else given)
+def _allowed(host: str) -> str:
+    # a bare IPv6 address needs brackets in a URL
+    name = host_name(f"[{host}]" if host.count(":") > 1 and "[" not in host else host)
     if not name:
-        raise PatchloomError(f"allowed_hosts are names like models.example.org, not {given!r}.")
+        raise PatchloomError(f"allowed_hosts must be names like models.example.org, not {host!r}.")
     return name
 
 
 def host_name(host: str) -> str:
-    """The name in a Host header, in small letters and without the port; empty where there is none."""
+    """The name in a Host header, in lower case and without the port; empty if there is none."""
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
@@ -105,6 +109,7 @@ def host_name(host: str) -> str:
 
 
 def is_loopback(name: str) -> bool:
+    """Whether a name or an address means this machine."""
     if name == "localhost":
         return True
     try:

@@ -1,4 +1,4 @@
-"""Threads for what would hold up the event loop: nothing that was given up stays behind, and no end waits for them."""
+"""Threads for work that would block the event loop. Cancelled work leaves the queue, and shutdown does not wait."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class _Call:
 
     @property
     def turn(self) -> float:
-        """Cheaper calls go first, but none for ever: one that costs a second lets those of ten seconds pass."""
+        """The sort key: cheap calls first, but a call of cost c waits at most about 10 c seconds for later ones."""
         return self.since + 10 * self.cost
 
 
 class Workers:
-    """Runs calls in `count` threads, urgent ones first, then by cost; `reserved` threads take urgent ones only.
+    """Runs calls in `count` threads, urgent ones first, then by cost; `reserved` threads run urgent ones only.
 
-    A call whose future is cancelled leaves the queue at once.
-    The threads are daemons: what cannot be interrupted, a decoder in C, does not keep the process alive.
+    A call whose future is cancelled leaves the queue at once. The threads are daemons, so that work that cannot be
+    interrupted, such as a decoder in C, does not keep the process alive.
     """
 
     def __init__(self, count: int, name: str, reserved: int = 0) -> None:
@@ -46,34 +46,35 @@ class Workers:
             thread.start()
 
     def submit(self, work: Callable[[], Any], cost: float = 0.0) -> Future[Any]:
-        """`cost` is about how many seconds it takes; 0 makes it urgent."""
+        """Queue a call. `cost` is an estimate in seconds; 0 means urgent."""
         call = _Call(work, cost)
         call.future.add_done_callback(lambda future: self._forget(call) if future.cancelled() else None)
         with self._changed:
             if not self._closed:
                 self._waiting.append(call)
-                self._changed.notify_all()  # a thread that is woken may be one that may not take it
+                self._changed.notify_all()  # not notify: the thread that wakes up could be a reserved one
         if self._closed:
             call.future.cancel()
         return call.future
 
     def ahead(self, urgent: bool) -> tuple[int, int]:
-        """How many calls would be done before one submitted now: urgent ones, and others."""
+        """The number of calls before one that is submitted now: urgent ones and others."""
         with self._changed:
             calls = [*self._running, *(call for call in self._waiting if call.urgent or not urgent)]
         return sum(call.urgent for call in calls), sum(not call.urgent for call in calls)
 
     @property
     def busy(self) -> bool:
+        """Whether a call is running."""
         return bool(self._running)
 
     def close(self, seconds: float) -> None:
-        """Give up what waits, and wait so long for what runs."""
+        """Cancel waiting calls, and wait at most `seconds` for running ones."""
         with self._changed:
             self._closed = True
-            given_up = list(self._waiting)
+            cancelled = list(self._waiting)
             self._changed.notify_all()
-        for call in given_up:
+        for call in cancelled:
             call.future.cancel()
         limit = time.monotonic() + seconds
         for thread in self._threads:
@@ -94,7 +95,7 @@ class Workers:
             return call
 
     def _choice(self) -> _Call | None:
-        """What a free thread should do next."""
+        """The call that a free thread should run next."""
         busy = sum(not call.urgent for call in self._running) >= self._most_costly
         able = [call for call in self._waiting if call.urgent or not busy]
         return min(able, key=lambda call: (not call.urgent, call.turn), default=None)
@@ -105,12 +106,12 @@ class Workers:
                 self._run(call)
             else:
                 self._end(call)
-            del call  # or it would keep its image until the next one comes
+            del call  # otherwise its image would stay in memory until the next call
 
     def _run(self, call: _Call) -> None:
         try:
             result = call.work()
-        except BaseException as error:  # for whoever waits for it; the thread goes on
+        except BaseException as error:  # passed on to the waiting request; the thread continues
             self._end(call)
             call.future.set_exception(error)
         else:

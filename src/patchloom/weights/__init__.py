@@ -1,1 +1,5 @@
-"""Weights as files: loading, saving, published layouts, resizing, deltas and the hub. Imports models; knows no task."""
+"""Weights as files: loading, saving, published layouts, resizing, deltas and the Hugging Face hub.
+
+This package imports `models` and what is below it, and knows nothing about tasks; `data` and everything above it may
+import it.
+"""

@@ -1,5 +1,7 @@
-"""Which published weights exist, as `load` takes them: MODEL.TAG. A test compares the list with timm's catalogue, which
-takes seconds to import."""
+"""The published weights that `load` accepts as MODEL.TAG.
+
+The list is written out because importing timm's catalogue takes seconds; a test compares the two.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deltas: only what fine-tuning changed, with the checksum of the base that has the rest."""
+"""Deltas: files with only the tensors that fine-tuning changed, and the checksum of the base that has the others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from patchloom.weights.files import Checkpoint, digest
 
 
 def difference(network: Network, base: Network, label: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors of `network` that are not those of its base, and what a delta says of the base."""
+    """The tensors of `network` that differ from its base, and the metadata of a delta, which describes the base."""
     theirs, ours = base.state_dict(), network.state_dict()
     kept = [name for name, tensor in ours.items() if name in theirs and torch.equal(theirs[name], tensor)]
     changed = {name: tensor for name, tensor in ours.items() if name not in kept}
@@ -23,33 +23,36 @@ def difference(network: Network, base: Network, label: str) -> tuple[dict[str, T
 
 
 def hints_of(delta: Checkpoint) -> dict[str, Any]:
-    """What a bare file of weights does not say, and the delta knows of its base."""
-    about = delta.about["delta"]
-    return dict(about.get("hints", {})) if isinstance(about, Mapping) else {}
+    """Options of the base that a bare weight file cannot tell (the number of heads), as recorded in the delta."""
+    metadata = delta.metadata["delta"]
+    return dict(metadata.get("hints", {})) if isinstance(metadata, Mapping) else {}
 
 
 def join(delta: Checkpoint, base: Network | None) -> Checkpoint:
-    """A delta with the tensors of its base; they stay where they are, uncopied."""
-    about = delta.about["delta"]
-    if not isinstance(about, Mapping) or not {"base", "sha256", "kept"} <= set(about):
-        raise PatchloomError(f"{delta.label} is damaged: it does not say what its base is.")
-    was = f"it was made from {about['base']} (SHA-256 {about['sha256'][:12]}...)"
+    """A checkpoint with the tensors of a delta and of its base; those of the base are not copied.
+
+    Raises PatchloomError if the base is missing or is not the one that the delta was made from.
+    """
+    metadata = delta.metadata["delta"]
+    if not isinstance(metadata, Mapping) or not {"base", "sha256", "kept"} <= set(metadata):
+        raise PatchloomError(f"{delta.label} is damaged: it does not name its base.")
+    was = f"it was made from {metadata['base']} (SHA-256 {metadata['sha256'][:12]}...)"
     if base is None:
-        raise PatchloomError(f"{delta.label} is a delta and needs its base, as in load(delta, base=...): {was}.")
-    if checksum(base) != about["sha256"]:
-        raise PatchloomError(f"{delta.label} does not belong to this base: {was}, and the one given has other weights.")
+        raise PatchloomError(f"{delta.label} is a delta. Pass its base, as in load(delta, base=...): {was}.")
+    if checksum(base) != metadata["sha256"]:
+        raise PatchloomError(f"{delta.label} does not belong to this base: {was}, and this base has other weights.")
     theirs = base.state_dict()
-    tensors = {**{name: theirs[name] for name in about["kept"]}, **delta.tensors}
-    return Checkpoint(delta.label, tensors, delta.about, delta.notes)
+    tensors = {**{name: theirs[name] for name in metadata["kept"]}, **delta.tensors}
+    return Checkpoint(delta.label, tensors, delta.metadata, delta.notes)
 
 
 def share(network: Network, base: Network, names: list[str]) -> None:
-    """Let a network use the very tensors of its base for what did not change."""
+    """Replace the tensors `names` of a network by those of its base, so that both use the same memory."""
     for name in names:
         path, _, leaf = name.rpartition(".")
         setattr(network.get_submodule(path), leaf, getattr(base.get_submodule(path), leaf))
 
 
 def checksum(network: nn.Module) -> str:
-    """Of all parameters and buffers."""
+    """SHA-256 of all parameters and buffers."""
     return digest("", {name: tensor.cpu() for name, tensor in network.state_dict().items()})

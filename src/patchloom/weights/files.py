@@ -1,4 +1,4 @@
-"""Files of weights: tensors and what describes them, read without running anything in them, written whole or not."""
+"""Weight files: tensors and metadata, read without running code from the file, and written atomically."""
 
 from __future__ import annotations
 
@@ -25,64 +25,69 @@ from patchloom.reading import parse_json, read_json
 from patchloom.weights import shards
 
 METADATA_KEY = "patchloom"
-CHECKPOINT_KEY = "patchloom_checkpoint"  # of a training checkpoint: its state that is no tensor
+CHECKPOINT_KEY = "patchloom_checkpoint"  # metadata key of a training checkpoint: the part of its state without tensors
 _DTYPES = {
     torch.float32: "F32", torch.float64: "F64", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
-_MOST_HEADER = 16 << 20  # bytes; a million class names take less
-_FREE = 64 << 20  # bytes that any file may unpack to
-_KEPT = re.compile(rf"step-\d+\+*(\.safetensors|{re.escape(shards.SUFFIX)})")  # other names are not ours
-_WRAPPERS = ("model", "state_dict")  # what training scripts put weights under
+_MAX_HEADER = 16 << 20  # bytes; a million class names take less
+_UNPACKED_ALLOWANCE = 64 << 20  # bytes that any file may unpack to, whatever its own size
+# names of training checkpoints; other files in the folder are not ours
+_CHECKPOINT_NAME = re.compile(rf"step-\d+\+*(\.safetensors|{re.escape(shards.SUFFIX)})")
+_WRAPPERS = ("model", "state_dict")  # keys under which training scripts save the weights
 
 
 @dataclass
 class Checkpoint:
-    """Tensors under the names of their file, and what the file says of itself (empty where it says nothing)."""
+    """Tensors under the names of their file, and the metadata of the file (empty if it has none)."""
 
     label: str
     tensors: dict[str, Tensor]
-    about: dict[str, Any] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)  # what the user should know of how it was found
+    metadata: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)  # assumptions that the user should know
 
 
 def read(path: Path) -> Checkpoint:
-    """Read a .safetensors file, or a .pth, .pt or .bin file with weights_only=True."""
+    """Read a .safetensors file, a .pth, .pt or .bin file (with weights_only=True), or the weights in a run folder.
+
+    Raises PatchloomError if the path is not a file of weights, or the file is damaged or unsafe.
+    """
     try:
-        path = _inside(path) if path.is_dir() else path
+        path = _weights_in(path) if path.is_dir() else path
         if path.is_dir() and path.suffix == shards.SUFFIX:
             return _read_shards(path)
         if not path.is_file():
-            kind = "is not a regular file" if path.exists() else "does not exist"
-            what = "is a folder" if path.is_dir() else kind
-            raise PatchloomError(f"{path} {what}; weights are a .safetensors or .pth file.")
+            problem = "is not a regular file" if path.exists() else "does not exist"
+            problem = "is a folder" if path.is_dir() else problem
+            raise PatchloomError(f"{path} {problem}; weights are a .safetensors or .pth file.")
         if path.suffix == ".safetensors":
             return _read_safetensors(path)
         content = _read_pickle(path)
         tensors = unwrap(content, str(path))
-        # a stride of 0, and names that share memory, can make many values of few
+        # a stride of 0, or names that share memory, can make a small file large in memory
         _check_unpacked(path, sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()))
-        return Checkpoint(str(path), tensors, _told_in_pickle(content, path))
+        return Checkpoint(str(path), tensors, _metadata_of_pickle(content, path))
     except OSError as error:
         raise PatchloomError(f"{str(path)[:200]} cannot be read: {error.strerror}.") from error
 
 
-def write(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
-    """Write a .safetensors file beside `path`, then move it into place."""
+def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
+    """Write a .safetensors file atomically: beside `path` first, then moved into place."""
     if path.suffix != ".safetensors":
         raise PatchloomError(f"patchloom writes .safetensors files, not {path.name!r}.")
-    path = path.resolve()  # a link stays a link: its target is what is replaced
+    path = path.resolve()  # a symbolic link stays: its target is replaced
     aside = temporary.aside(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         owners: dict[int, str] = {}
         for name, tensor in tensors.items():
             if tensor.numel() and (other := owners.setdefault(tensor.data_ptr(), name)) != name:
-                raise RuntimeError(f"{other} and {name} share memory, which a file cannot tell")
+                raise RuntimeError(f"{other} and {name} share memory, which safetensors cannot store")
         plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        write_tensors(aside, plain, {METADATA_KEY: json.dumps(about)})
+        write_tensors(aside, plain, {METADATA_KEY: json.dumps(metadata)})
         os.replace(aside, path)
-    except (OSError, RuntimeError, NotImplementedError, KeyError) as error:  # all but the first: odd kinds of tensors
+    # all but OSError come from unusual kinds of tensors
+    except (OSError, RuntimeError, NotImplementedError, KeyError) as error:
         raise PatchloomError(f"{path} cannot be written: {error}.") from error
     finally:
         with suppress(OSError):
@@ -90,8 +95,11 @@ def write(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """A safetensors file, synced. The library's own writer copies everything first, holding Python up, and orders what
-    a file says of itself by chance: here equal weights are equal bytes."""
+    """Write a safetensors file and sync it to disk; equal weights give equal bytes.
+
+    The safetensors library copies all tensors first while holding the GIL, which would stop training, and writes
+    metadata in random order.
+    """
     ordered = dict(sorted(tensors.items()))
     header: dict[str, Any] = {}
     offset = 0
@@ -104,7 +112,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
         }
         offset += size
     text = json.dumps({"__metadata__": {"format": "pt", **metadata}, **header}).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-len(text) % 8)  # the format aligns tensors to 8 bytes
     with open(path, "wb") as file:
         file.write(len(text).to_bytes(8, "little"))
         file.write(text)
@@ -115,15 +123,18 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
 
 
 def unwrap(content: Any, label: str) -> dict[str, Tensor]:
-    """The state dict inside what a training script saved, without the prefix that data-parallel training adds."""
+    """The state dict in what a training script saved, without the "module." prefix of data-parallel training.
+
+    Raises PatchloomError if there is none, or a tensor is sparse, quantised or without values.
+    """
     for key in _WRAPPERS:
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
     if not isinstance(content, Mapping) or not content:
-        raise PatchloomError(f"{label} holds no state dict, but {type(content).__name__}.")
+        raise PatchloomError(f"{label} does not hold a state dict, but {type(content).__name__}.")
     for name, value in content.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
-            raise PatchloomError(f"{label} is no state dict: {name!r} is {type(value).__name__}, not a tensor.")
+            raise PatchloomError(f"{label} is not a state dict: {name!r} is {type(value).__name__}, not a tensor.")
         if value.layout != torch.strided or value.is_quantized or value.is_meta:
             kind = "quantised" if value.is_quantized else "without values" if value.is_meta else "sparse"
             raise PatchloomError(f"{label}: {name!r} is {kind}; weights are plain tensors.")
@@ -135,54 +146,54 @@ def _read_safetensors(path: Path) -> Checkpoint:
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-            metadata = file.metadata() or {}
-        about = parse_json(metadata.get(METADATA_KEY) or metadata.get(CHECKPOINT_KEY, "{}"))
+            header = file.metadata() or {}
+        metadata = parse_json(header.get(METADATA_KEY) or header.get(CHECKPOINT_KEY, "{}"))
     except (SafetensorError, ValueError) as error:
-        raise PatchloomError(f"{path} is damaged or no safetensors file: {error}.") from error
-    _check_told(about, path)
-    if CHECKPOINT_KEY in metadata:
-        if metadata.get("sha256") != digest(metadata[CHECKPOINT_KEY], tensors):
-            raise PatchloomError(f"{path} is damaged: its digest does not fit its content.")
-        tensors, about = _of_training(tensors, about)
-    return Checkpoint(str(path), unwrap(tensors, str(path)), about)
+        raise PatchloomError(f"{path} is damaged or not a safetensors file: {error}.") from error
+    _check_metadata(metadata, path)
+    if CHECKPOINT_KEY in header:
+        if header.get("sha256") != digest(header[CHECKPOINT_KEY], tensors):
+            raise PatchloomError(f"{path} is damaged: its digest does not match its content.")
+        tensors, metadata = _of_training(tensors, metadata)
+    return Checkpoint(str(path), unwrap(tensors, str(path)), metadata)
 
 
 def _check_header(path: Path) -> None:
-    """Names, shapes and what a file says of itself are parsed whole: refuse what would take gigabytes."""
+    """Refuse a huge header: names, shapes and metadata are parsed at once and could take gigabytes."""
     with open(path, "rb") as file:
         size = int.from_bytes(file.read(8), "little")
-    if _MOST_HEADER < size < path.stat().st_size:  # a longer one is damaged, which safetensors says
-        raise PatchloomError(f"{path} is refused: its header has {size:,} bytes, more than {_MOST_HEADER:,}.")
+    if _MAX_HEADER < size < path.stat().st_size:  # a header longer than the file is damaged, which safetensors reports
+        raise PatchloomError(f"{path} is refused: its header has {size:,} bytes, more than {_MAX_HEADER:,}.")
 
 
 def _check_unpacked(path: Path, size: int) -> None:
     """Refuse a file whose content is far larger than the file itself; torch.save does not compress."""
     packed = path.stat().st_size
-    if size > 4 * packed + _FREE:
+    if size > 4 * packed + _UNPACKED_ALLOWANCE:
         raise PatchloomError(
             f"{path} is refused: its {packed:,} bytes unpack to {size:,}, as in a decompression bomb. If you trust it, "
             f"save its state dict as safetensors where it was made."
         )
 
 
-def _told_in_pickle(content: Any, path: Path) -> dict[str, Any]:
-    """What an exported .pth file says of itself, beside its state dict."""
+def _metadata_of_pickle(content: Any, path: Path) -> dict[str, Any]:
+    """The metadata of an exported .pth file, which is stored beside the state dict."""
     text = content.get(METADATA_KEY, "{}") if isinstance(content, Mapping) else "{}"
     try:
-        about = parse_json(text)
+        metadata = parse_json(text)
     except (TypeError, ValueError) as error:
-        raise PatchloomError(f"{path} is damaged: what it says of itself is no JSON.") from error
-    _check_told(about, path)
-    return about
+        raise PatchloomError(f"{path} is damaged: its metadata is not JSON.") from error
+    _check_metadata(metadata, path)
+    return metadata
 
 
-def _check_told(about: Any, path: Path) -> None:
-    if not isinstance(about, dict):
-        raise PatchloomError(f"{path} is damaged: what it says of itself is no object, but {about!r}.")
+def _check_metadata(metadata: Any, path: Path) -> None:
+    if not isinstance(metadata, dict):
+        raise PatchloomError(f"{path} is damaged: its metadata is not an object, but {metadata!r}.")
 
 
-def _inside(folder: Path) -> Path:
-    """The weights in a run folder or an export; of a run that is not at its end, its newest checkpoint."""
+def _weights_in(folder: Path) -> Path:
+    """The weights in a run folder or an export; for an unfinished run, its newest checkpoint."""
     if (folder / "model.safetensors").is_file():
         return folder / "model.safetensors"
     export = folder / "export" / "model.safetensors"
@@ -194,17 +205,18 @@ def _inside(folder: Path) -> Path:
 
 def kept_checkpoints(folder: Path) -> list[Path]:
     """The training checkpoints of a run, oldest first."""
-    return sorted((path for path in folder.glob("step-*") if _KEPT.fullmatch(path.name)), key=step_of)
+    return sorted((path for path in folder.glob("step-*") if _CHECKPOINT_NAME.fullmatch(path.name)), key=step_of)
 
 
 def step_of(checkpoint: Path) -> tuple[int, int]:
-    """The step of step-00001234.safetensors; of several folders of one step, those with more + are newer."""
+    """The sort key of a checkpoint such as step-00001234.safetensors: its step, then the length of its name, since
+    among several folders of one step, those with more + are newer."""
     stem = checkpoint.stem
     return int(stem.strip("+").removeprefix("step-")), len(stem)
 
 
 def _step_of_export(path: Path) -> float:
-    """The step that an export was made at; one that does not say is taken as the end."""
+    """The step at which an export was made; infinity if it is not recorded, so that the export counts as newest."""
     try:
         return float(read_json(path.parent / "model.json")["step"])
     except (ValueError, KeyError, TypeError):
@@ -213,12 +225,12 @@ def _step_of_export(path: Path) -> float:
 
 def _read_shards(folder: Path) -> Checkpoint:
     shards.check_shards(folder)
-    tensors, about = shards.read_shards(folder)
-    return Checkpoint(str(folder), *_of_training(tensors, about))
+    tensors, metadata = shards.read_shards(folder)
+    return Checkpoint(str(folder), *_of_training(tensors, metadata))
 
 
 def digest(info: str, tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 over what a training checkpoint says and holds."""
+    """SHA-256 of the state and the tensors of a training checkpoint."""
     whole = hashlib.sha256(info.encode())
     for name in sorted(tensors):
         whole.update(f"{name} {tensors[name].dtype} {list(tensors[name].shape)}".encode())
@@ -227,28 +239,31 @@ def digest(info: str, tensors: Mapping[str, Tensor]) -> str:
 
 
 def raw_bytes(tensor: Tensor) -> memoryview:
+    """The memory of a tensor, without a copy if it is contiguous; by way of uint8, since numpy has no bfloat16."""
     return memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
 
 
-def _of_training(tensors: dict[str, Tensor], about: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The averaged weights of a training checkpoint, or the raw ones where the run does not average."""
+def _of_training(tensors: dict[str, Tensor], metadata: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The averaged (EMA) weights of a training checkpoint, or the raw ones if the run does not average."""
     # version 0.1 averaged one network, and called it `ema`
-    part = next(part for part in ("ema.model.", "ema.", "model.") if any(n.startswith(part) for n in (*tensors, part)))
+    parts = [part for part in ("ema.model.", "ema.", "model.") if any(name.startswith(part) for name in tensors)]
+    part = parts[0] if parts else "model."
     weights = {name.removeprefix(part): tensor for name, tensor in tensors.items() if name.startswith(part)}
-    return weights, {**about, "layout": "patchloom"}
+    return weights, {**metadata, "layout": "patchloom"}
 
 
 def _read_pickle(path: Path) -> Any:
     with suppress(zipfile.BadZipFile), zipfile.ZipFile(path) as archive:  # older files are not archives
         _check_unpacked(path, sum(entry.file_size for entry in archive.infolist()))
     try:
+        # checkpoints of the official repository hold their command-line arguments, a Namespace
         with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about pickle protocols; the official script's arguments are a Namespace
+            warnings.simplefilter("ignore")  # about pickle protocols
             return torch.load(path, map_location="cpu", weights_only=True)
     except OSError:
         raise
-    except Exception as error:  # whatever unpickling noise can raise
+    except Exception as error:  # unpickling arbitrary bytes can raise anything
         raise PatchloomError(
-            f"{path} is refused: it is damaged, or holds more than tensors, and unpickling it could run code. "
+            f"{path} is refused: it is damaged or holds more than tensors, and unpickling it could run code. "
             f"If you trust it, save its state dict as safetensors where it was made."
         ) from error

@@ -1,10 +1,10 @@
 """Published weights: timm's catalogue of tags, and repositories of the Hugging Face hub.
 
-    cait_s24.fb_dist_in1k      a model of ours with a tag of timm's
-    cait_s24_384.fb_dist_in1k  a model of timm's with its tag
-    hf-hub:owner/name          a repository with timm's config.json or with a file of ours
+    cait_s24.fb_dist_in1k      a patchloom model with one of timm's tags
+    cait_s24_384.fb_dist_in1k  a timm model with its tag
+    hf-hub:owner/name          a repository with timm's config.json or with a file that patchloom wrote
 
-Files come through huggingface_hub: its cache, its offline mode (HF_HUB_OFFLINE=1).
+Files are downloaded by huggingface_hub, which caches them and has an offline mode (HF_HUB_OFFLINE=1).
 """
 
 from __future__ import annotations
@@ -27,11 +27,14 @@ from patchloom.weights.files import Checkpoint, read
 
 _PREFIX = "hf-hub:"
 _FILES = ("model.safetensors", "pytorch_model.bin")
-_PATIENCE = 5  # seconds for the hub's first answer
+_TIMEOUT = 5  # seconds to wait for the first response of the hub
 
 
 def is_remote(source: str | PathLike[str]) -> bool:
-    """A tag or a hub repository rather than a path: MODEL.TAG that is no file, with no folder and no weights suffix."""
+    """Whether `source` is a hub repository or a tag, MODEL.TAG, and not a path.
+
+    A tag has no folder and no suffix of a weight file, and no file of that name exists.
+    """
     if not isinstance(source, str):
         return False
     if source.startswith(_PREFIX):
@@ -41,14 +44,14 @@ def is_remote(source: str | PathLike[str]) -> bool:
 
 
 def published_tags(name: str) -> list[str]:
-    """What timm's catalogue has for a model of ours, as timm names it: "cait_s24_384.fb_dist_in1k" and so on."""
+    """The names in timm's catalogue for a patchloom model, such as "cait_s24_384.fb_dist_in1k"."""
     base = timm_name(name)
     known = import_timm().list_pretrained(f"{base}_*") if base else []
     return [full for full in known if re.fullmatch(rf"{base}_\d+\.\w+", full)]
 
 
 def timm_name(name: str) -> str | None:
-    """timm's word for a model of ours, without the image size; None where timm has no such network."""
+    """timm's name of a patchloom model, without the image size; None if timm has no such network."""
     if match := re.fullmatch(r"(deit3?)_(tiny|small|medium|base|large|huge)(_distilled)?", name):
         family, size, distilled = match.groups()
         return f"{family}_{size}{distilled or ''}_patch{14 if size == 'huge' else 16}"
@@ -63,17 +66,18 @@ def timm_name(name: str) -> str | None:
 
 
 def is_ours(architecture: str) -> bool:
-    """Whether a network of timm's is one of the house: those of the papers, and the plain ViTs that DeiT trains."""
+    """Whether patchloom implements a timm network: those of the papers, and the plain ViTs that DeiT trains."""
     base = re.sub(r"_\d+$", "", architecture)
     plain = re.fullmatch(r"vit_(tiny|small|base|large|huge)_patch\d+", base)
     return bool(plain) or base in {timm_name(name) for name in list_models()}
 
 
 def fetch(source: str, img_size: tuple[int, int] | None) -> Checkpoint:
-    """Download, or find in the cache, what a tag or a hub repository holds.
+    """Download the weights of a tag or a hub repository, or find them in the cache.
 
-    A name stands for one file, whatever `img_size` it is resized to afterwards: a run that plans with the weights at
-    224 and starts at 384 must not get other weights. A note names those that are published for `img_size`.
+    A name always means the same file, whatever `img_size` the weights are resized to afterwards: a run that is planned
+    at 224 and starts at 384 must not get other weights. A note names the weights published for `img_size`, if any.
+    Raises PatchloomError for unknown names and if the hub cannot be reached.
     """
     if source.startswith(_PREFIX):
         repository = source.removeprefix(_PREFIX)
@@ -83,8 +87,8 @@ def fetch(source: str, img_size: tuple[int, int] | None) -> Checkpoint:
         return checkpoint
     cfg, others = _pretrained_cfg(source)
     checkpoint = _from_repository(cfg.hf_hub_id or f"timm/{cfg.architecture}.{cfg.tag}", source)
-    if "preprocessing" not in checkpoint.about:
-        checkpoint.about["preprocessing"] = _preprocessing(cfg.to_dict(), source)
+    if "preprocessing" not in checkpoint.metadata:
+        checkpoint.metadata["preprocessing"] = _preprocessing(cfg.to_dict(), source)
         checkpoint.notes.clear()
     _as_published(checkpoint, cfg.architecture, cfg.tag)
     if (name := others.get(img_size)) is not None:
@@ -93,40 +97,40 @@ def fetch(source: str, img_size: tuple[int, int] | None) -> Checkpoint:
 
 
 def _as_published(checkpoint: Checkpoint, architecture: str, tag: str) -> None:
-    """What timm's catalogue leaves out or has otherwise than the papers: ImageNet's class names, and the test crop
-    (DeiT 0.875, DeiT III and CaiT 1.0, ResMLP 0.9, as the authors evaluate them)."""
-    about = checkpoint.about
-    if "config" in about:  # a file of ours says all itself
+    """Set what timm's catalogue lacks or has different from the papers: ImageNet's class names, and the test crop ratio
+    (DeiT 0.875, DeiT III and CaiT 1.0, ResMLP 0.9, as in the authors' evaluation)."""
+    metadata = checkpoint.metadata
+    if "config" in metadata:  # a file written by patchloom is complete
         return
-    if not about.get("class_names") and tag.endswith("in1k"):  # "in1k" ends the tags of heads for ImageNet-1k
-        about["class_names"] = imagenet_names()
+    if not metadata.get("class_names") and tag.endswith("in1k"):  # "in1k" ends the tags of heads for ImageNet-1k
+        metadata["class_names"] = imagenet_names()
     family = _paper_family(architecture)
-    if family is None or "preprocessing" not in about:
+    if family is None or "preprocessing" not in metadata:
         return
-    theirs, ours = about["preprocessing"]["crop_ratio"], default_preprocessing(family, (224, 224), 3).crop_ratio
+    theirs, ours = metadata["preprocessing"]["crop_ratio"], default_preprocessing(family, (224, 224), 3).crop_ratio
     if theirs != ours:
-        about["preprocessing"]["crop_ratio"] = ours
+        metadata["preprocessing"]["crop_ratio"] = ours
         checkpoint.notes.append(f"the test crop ratio is the paper's, {ours}; timm's is {theirs}")
 
 
 def _paper_family(architecture: str) -> str | None:
-    """The family of a network of the papers, by timm's name; None of others, such as plain ViTs."""
+    """The family of a network of the papers by timm's name; None for others, such as plain ViTs."""
     base = re.sub(r"_\d+$", "", architecture)
     return next((e.config.family for e in entries() if timm_name(e.config.name) == base), None)
 
 
 def _pretrained_cfg(source: str) -> tuple[Any, dict[Any, str]]:
-    """timm's entry for MODEL.TAG at 224 pixels, else the smallest size; and the names of the others by size."""
+    """timm's entry for MODEL.TAG at 224 pixels, or at the smallest size; and the names of the others by size."""
     name, tag = source.split(".")
     if name not in list_models() and not is_ours(name):
-        raise PatchloomError(f"There is no file and no model {name!r}.{did_you_mean(name, list_models())}")
+        raise PatchloomError(f"There is no file and no model named {name!r}.{did_you_mean(name, list_models())}")
     timm = import_timm()
     known = published_tags(name) if name in list_models() else timm.list_pretrained(f"{name}.*")
     candidates = [full for full in known if full.endswith(f".{tag}")]
     if not candidates:
         tags = sorted({full.split(".")[1] for full in known})
-        there = f"its tags are {', '.join(tags)}" if tags else "timm's catalogue has none for it"
-        raise PatchloomError(f"No published weights {tag!r} of {name} are known; {there}.")
+        choices = f"Choose from: {', '.join(tags)}" if tags else "timm's catalogue has none for this model"
+        raise PatchloomError(f"Unknown tag {tag!r} of {name}. {choices}.{did_you_mean(tag, tags)}")
     cfgs = [timm.models.get_pretrained_cfg(full) for full in candidates]
 
     chosen = min(cfgs, key=lambda cfg: (cfg.input_size[1] != 224, cfg.input_size[1]))
@@ -137,19 +141,21 @@ def _pretrained_cfg(source: str) -> tuple[Any, dict[Any, str]]:
 def _from_repository(repository: str, label: str) -> Checkpoint:
     checkpoint = read(_download(repository, _FILES, label))
     checkpoint.label = label
-    if "preprocessing" in checkpoint.about:  # a file of ours says all itself
+    if "preprocessing" in checkpoint.metadata:  # a file written by patchloom is complete
         return checkpoint
     try:
         path = _download(repository, ("config.json",), label)
     except PatchloomError as error:
-        checkpoint.notes.append(f"preprocessing is the family's own, since there is no config.json: {error}")
+        checkpoint.notes.append(f"preprocessing is the default of the family, since there is no config.json: {error}")
         return checkpoint
     values = _read_config(path, label)
     if not is_ours(values.get("architecture", "deit_tiny_patch16_224")):
-        raise PatchloomError(f"{label} holds timm's {values['architecture']}, which is no network of the house.")
+        raise PatchloomError(
+            f"{label} holds timm's {values['architecture']}, a network that patchloom does not implement."
+        )
     if "pretrained_cfg" in values:
-        checkpoint.about["preprocessing"] = _preprocessing(values["pretrained_cfg"], label)
-    checkpoint.about["class_names"] = values.get("label_names")
+        checkpoint.metadata["preprocessing"] = _preprocessing(values["pretrained_cfg"], label)
+    checkpoint.metadata["class_names"] = values.get("label_names")
     return checkpoint
 
 
@@ -159,12 +165,12 @@ def _read_config(path: Path, label: str) -> dict[str, Any]:
     except ValueError as error:
         raise PatchloomError(f"{label}: its config.json is damaged: {error}.") from error
     if not isinstance(values, dict) or not isinstance(values.get("architecture", ""), str):
-        raise PatchloomError(f"{label}: its config.json describes no network.")
+        raise PatchloomError(f"{label}: its config.json does not describe a network.")
     return values
 
 
 def _download(repository: str, filenames: tuple[str, ...], label: str) -> Path:
-    """The first of these files that the hub's cache or the hub has."""
+    """The first of these files that the cache or the hub has."""
     try:
         from huggingface_hub import errors, hf_hub_download, try_to_load_from_cache
     except ImportError as error:
@@ -181,35 +187,39 @@ def _download(repository: str, filenames: tuple[str, ...], label: str) -> Path:
         cause = error.__cause__ if isinstance(error, ConnectionError) else error
         raise PatchloomError(
             f"{label}: {repository} is not in the hub's cache and could not be fetched ({type(cause).__name__}). "
-            f"Check the name and the network (HF_HUB_OFFLINE forbids it), or pass the path of a file that you have."
+            f"Check the name and the connection (HF_HUB_OFFLINE disables it), or pass the path of a local file."
         ) from error
     raise PatchloomError(f"{label}: the repository {repository} has no {' and no '.join(filenames)}.")
 
 
 def _unreachable(repository: str, filename: str) -> BaseException | None:
-    """Why the hub does not answer; None where it does. Its client alone would retry for half a minute, and a name
-    server that does not answer has no time limit at all."""
+    """The error if the hub cannot be reached within _TIMEOUT seconds; None if it can.
+
+    The hub's client would retry for half a minute, and a name server that does not respond has no time limit at all:
+    hence the thread.
+    """
     from huggingface_hub import errors, get_hf_file_metadata, hf_hub_url
 
     reasons: list[BaseException | None] = []
 
-    def ask() -> None:
+    def request() -> None:
         try:
-            get_hf_file_metadata(hf_hub_url(repository, filename), timeout=_PATIENCE)
+            get_hf_file_metadata(hf_hub_url(repository, filename), timeout=_TIMEOUT)
             reasons.append(None)
-        except (errors.HfHubHTTPError, errors.HFValidationError):  # an answer, or no question
+        except (errors.HfHubHTTPError, errors.HFValidationError):  # the hub responded, or the name is invalid
             reasons.append(None)
-        except Exception as error:  # of whatever library the hub's client asks with
+        except Exception as error:  # of whichever HTTP library the client uses
             reasons.append(error)
 
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
-    asking.join(_PATIENCE)
+    thread = threading.Thread(target=request, daemon=True)
+    thread.start()
+    thread.join(_TIMEOUT)
     return reasons[0] if reasons else TimeoutError()
 
 
 def _preprocessing(cfg: dict[str, Any], label: str) -> dict[str, Any]:
-    """timm's words for it in ours; "random" is a choice of its training, evaluated with bicubic."""
+    """Preprocessing from timm's pretrained_cfg. "random" interpolation is for training; such models are evaluated with
+    bicubic."""
     try:
         return {
             "img_size": tuple(cfg["input_size"][1:]),
@@ -219,4 +229,4 @@ def _preprocessing(cfg: dict[str, Any], label: str) -> dict[str, Any]:
             "interpolation": "bicubic" if cfg["interpolation"] == "random" else cfg["interpolation"],
         }
     except (KeyError, TypeError) as error:
-        raise PatchloomError(f"{label}: its pretrained_cfg lacks a part or has a wrong one: {error}.") from error
+        raise PatchloomError(f"{label}: its pretrained_cfg is incomplete or invalid: {error}.") from error

@@ -1,6 +1,7 @@
-"""Names of tensors: ours, the official repository's, timm's. One table of rules a layout, read in both directions.
+"""Layouts, that is, tensor names: patchloom's, the official repositories' and timm's. One table of rules per layout is
+used in both directions.
 
-A rule pairs a name of ours with theirs; `{i}` stands for a number; what follows the name (".weight") is carried over.
+A rule pairs our name with theirs; `{i}` stands for a number; what follows the name (".weight") is kept.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, did_you_mean
 from patchloom.models.config import Config
 from patchloom.models.patchconvnet import PatchConvNetConfig
 from patchloom.models.resmlp import ResmlpConfig
@@ -68,6 +69,7 @@ def _official_blocks(ours: str, theirs: str, branches: int = 1) -> Rules:
 
 
 def official_rules(branches: int = 1) -> Rules:
+    """The rules of the official repositories, for networks with this many parallel branches."""
     trunk, pool = _official_blocks("blocks", "blocks", branches), _official_blocks("pool", "blocks_token_only")
     return _CONV_BRANCH + trunk + pool + _OUTSIDE
 
@@ -88,7 +90,7 @@ def _timm_vit_rules(branches: int) -> Rules:
 
 
 def rename(name: str, rules: Rules, back: bool = False) -> str | None:
-    """The name in the other layout, from ours or (`back`) to ours; None where no rule fits."""
+    """The name in the other layout, from ours or (with `back`) to ours; None if no rule matches."""
     for pattern, target in _compiled(tuple(rules), back):
         if match := pattern.fullmatch(name):
             *numbers, rest = match.groups()
@@ -105,8 +107,10 @@ def _compiled(rules: tuple[tuple[str, str], ...], back: bool) -> list[tuple[re.P
 
 
 def to_ours(state: Mapping[str, Tensor], layout: str | None = None) -> tuple[str, State, list[str]]:
-    """The layout of a state dict, recognised unless it is known to be ours; its tensors under our names; and the names
-    that nobody knows."""
+    """Rename a state dict to our names: returns the layout, the renamed tensors, and the names that no rule matches.
+
+    The layout is recognised from the names, unless `layout` is "patchloom". Raises PatchloomError if it is unknown.
+    """
     layout, rules = ("patchloom", []) if layout == "patchloom" else _recognise(state)
     if layout == "patchloom":
         return layout, dict(state), []
@@ -117,7 +121,7 @@ def to_ours(state: Mapping[str, Tensor], layout: str | None = None) -> tuple[str
         if ours is None:
             unknown.append(name)
         else:
-            renamed[ours] = tensor.flatten() if re.search(r"\.(alpha|beta)$", ours) else tensor  # timm's are (1, 1, D)
+            renamed[ours] = tensor.flatten() if re.search(r"\.(alpha|beta)$", ours) else tensor  # timm has (1, 1, D)
     return layout, renamed, unknown
 
 
@@ -133,12 +137,15 @@ def _recognise(state: Mapping[str, Tensor]) -> tuple[str, Rules]:
     rules = _CONV_STEM + official_rules(count(state, r"blocks\.\d+\.attn(\d+)\.") or 1)
     if not any(rename(name, rules, back=True) for name in state):
         some = ", ".join(sorted(state)[:3]) + (" ..." if len(state) > 3 else "")
-        raise PatchloomError(f"These tensors belong to no known layout ({', '.join(LAYOUTS)}): {some}.")
+        raise PatchloomError(f"These tensors do not match a known layout ({', '.join(LAYOUTS)}): {some}.")
     return "official", rules
 
 
 def count(state: Mapping[str, Tensor], pattern: str) -> int:
-    """One more than the largest number that the pattern finds in a name, or 0."""
+    """One more than the largest number that the pattern finds in a name, or 0.
+
+    Raises PatchloomError if a number exceeds the number of tensors: a forged name must not create a huge network.
+    """
     numbers = {name: int(match[1]) for name in state if (match := re.match(pattern, name))}
     for name, number in numbers.items():
         if number >= len(state):
@@ -147,13 +154,16 @@ def count(state: Mapping[str, Tensor], pattern: str) -> int:
 
 
 def their_name(name: str, config: Config, layout: str) -> str:
-    """What a tensor of ours is called in a file of another layout, beside our own name for it."""
+    """The name of a tensor in a file of this layout, followed by our name if that differs."""
     theirs = None if layout == "patchloom" else rename(name, _rules_for(config, layout))
     return name if theirs in (None, name) else f"{theirs} (ours: {name})"
 
 
 def from_ours(state: State, config: Config, layout: str) -> State:
-    """The tensors of a network of ours under the names, and in the shapes, of another layout."""
+    """Tensors of a patchloom network under the names and in the shapes of another layout.
+
+    Raises PatchloomError if the layout has no counterpart for the network.
+    """
     if layout == "patchloom":
         return state
     rules = _rules_for(config, layout)
@@ -162,7 +172,7 @@ def from_ours(state: State, config: Config, layout: str) -> State:
         theirs = rename(name, rules)
         if theirs is None:
             raise PatchloomError(
-                f"The {layout} layout has no place for {name} of {config.name}; use layout='patchloom'."
+                f"The {layout} layout has no name for {name} of {config.name}; use layout='patchloom'."
             )
         renamed[theirs] = tensor
     if layout == "timm":
@@ -174,10 +184,11 @@ def from_ours(state: State, config: Config, layout: str) -> State:
 
 def _rules_for(config: Any, layout: str) -> Rules:
     if layout not in LAYOUTS:
-        raise PatchloomError(f"There is no layout {layout!r}; there are {', '.join(LAYOUTS)}.")
+        suggestion = did_you_mean(layout, LAYOUTS)
+        raise PatchloomError(f"Unknown layout {layout!r}. Choose from: {', '.join(LAYOUTS)}.{suggestion}")
     if config.head != "linear":
         raise PatchloomError(
-            f"The head {config.head!r} of {config.name} has no place in the {layout} layout; ours has."
+            f"The {layout} layout does not support the head {config.head!r} of {config.name}; use layout='patchloom'."
         )
     if layout == "timm" and _in_timm(config):
         if isinstance(config, ResmlpConfig):
@@ -190,11 +201,13 @@ def _rules_for(config: Any, layout: str) -> Rules:
         return official_rules(config.branches)
     if layout == "official" and isinstance(config, PatchConvNetConfig):
         return _CONV_STEM + official_rules()
-    raise PatchloomError(f"{config.name} with these options has no counterpart in the {layout} layout; ours has.")
+    raise PatchloomError(
+        f"{config.name} with these options has no counterpart in the {layout} layout; use layout='patchloom'."
+    )
 
 
 def _in_timm(config: Any) -> bool:
-    """Whether timm has a network that computes the same."""
+    """Whether timm has a network that computes the same function."""
     if isinstance(config, ResmlpConfig):
         plain = (config.mixing, config.norm, config.aggregation) == ("linear", "affine", "average")
         return plain and _published(config)
@@ -209,20 +222,21 @@ def _in_timm(config: Any) -> bool:
 
 
 def _published(config: ResmlpConfig) -> bool:
-    """Whether a ResMLP is without the options of 4.3.4 and without the text's closing shift: no published code has
-    them, and names of tensors do not tell the activation."""
+    """Whether a ResMLP uses only options of the published code: not those of thesis 4.3.4, not the shift after a branch
+    (Eq. 4.2), and GELU, since tensor names do not tell the activation."""
     others = config.norm == "batch" or config.positions != "none" or config.post != "scale"
     return not others and config.activation == "gelu"
 
 
 def _in_official(config: VitConfig) -> bool:
-    """Whether the names of that layout tell a reader what to compute."""
-    told = config.scale in ("none", "layerscale") and config.aggregation in ("class_token", "class_attention")
+    """Whether the tensor names of the official layout determine what the network computes."""
+    determined = config.scale in ("none", "layerscale") and config.aggregation in ("class_token", "class_attention")
     ours = config.norm_position == "post" or config.stem in ("linear_norm", "linear_gelu")
-    return told and config.class_token_at == 0 and config.class_in_keys and not ours
+    return determined and config.class_token_at == 0 and config.class_in_keys and not ours
 
 
 def _as_timm_shapes(state: State, config: Any) -> None:
+    """Change shapes in place: (D) affine parameters to (1, 1, D), and a zero position for each prefix token."""
     for name, tensor in state.items():
         if re.search(r"\.(alpha|beta)$", name):
             state[name] = tensor[None, None]
@@ -231,8 +245,10 @@ def _as_timm_shapes(state: State, config: Any) -> None:
 
 
 def written_config(config: Config, layout: str) -> Config:
-    """What a file in this layout describes: timm's parallel ViTs have a position for the class token, where a zero one
-    computes the same."""
+    """The config of the network in a file of this layout.
+
+    timm's parallel ViTs have a position for the class token; a zero position computes the same function.
+    """
     parallel = isinstance(config, VitConfig) and config.family == "vit" and config.aggregation == "class_token"
     if layout == "timm" and parallel:
         return config.replace(positions="all")
@@ -240,22 +256,23 @@ def written_config(config: Config, layout: str) -> Config:
 
 
 def _split_class_heads(state: State) -> None:
-    """One Linear(D, 1) a class, as the official code stores one query per class."""
+    """Split the head into one Linear(D, 1) per class, as the official code stores heads with one query per class."""
     weight, bias = state.pop("head.weight"), state.pop("head.bias")
     for c in range(weight.shape[0]):
         state[f"head.{c}.weight"], state[f"head.{c}.bias"] = weight[c : c + 1], bias[c : c + 1]
 
 
 def _join_class_heads(state: Mapping[str, Tensor]) -> State:
+    """The inverse of `_split_class_heads`; other state dicts are returned as they are."""
     classes = count(state, r"head\.(\d+)\.(?:weight|bias)$")
     if not classes:
         return dict(state)
     joined = {name: tensor for name, tensor in state.items() if not re.match(r"head\.\d+\.", name)}
     for kind in ("weight", "bias"):
         if missing := [f"head.{c}.{kind}" for c in range(classes) if f"head.{c}.{kind}" not in state]:
-            raise PatchloomError(f"The checkpoint has one head a class, but lacks {', '.join(missing[:8])}.")
+            raise PatchloomError(f"The checkpoint has one head per class, but lacks {', '.join(missing[:8])}.")
         heads = [state[f"head.{c}.{kind}"] for c in range(classes)]
         if any(head.shape != heads[0].shape or head.shape[:1] != (1,) for head in heads):
-            raise PatchloomError(f"head.0.{kind} and the following are not one head a class: no network here has them.")
+            raise PatchloomError(f"head.0.{kind} and the following do not have the shapes of one head per class.")
         joined[f"head.{kind}"] = torch.cat(heads)
     return joined

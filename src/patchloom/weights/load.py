@@ -1,4 +1,4 @@
-"""One way in for weights: a path, a state dict, a published tag or a hub repository, in any known layout."""
+"""`load`: a network from a path, a state dict, a published tag or a hub repository, in any known layout."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from patchloom.weights.report import LoadReport
 Source = str | PathLike[str] | Mapping[str, Tensor]
 
 
-# what may be asked of our own files, which tell all that decides what is computed
+# options that may differ from those in our own files, since they do not change what the network computes
 _FREE_HINTS = ("drop_path", "drop_path_decay", "name", "scale_trainable")
 
 
-@torch.inference_mode(False)  # what is built under inference_mode could never be trained
+@torch.inference_mode(False)  # parameters that are created in inference mode could not be trained
 def load(
     source: Source,
     *,
@@ -46,34 +46,39 @@ def load(
     base: Source | Network | None = None,
     **hints: Any,
 ) -> Network:
-    """A network with weights, in eval mode; `model.load_report` says what happened to every tensor.
+    """Load a network with its weights, in eval mode. `model.load_report` tells what happened to every tensor.
 
-    `source` is a .safetensors or .pth file, a state dict, a published tag ("cait_s24.fb_dist_in1k") or a repository of
-    the Hugging Face hub ("hf-hub:owner/name"); the layout is ours, the official repository's or timm's. Our own files
-    describe their network; for others it is read off the tensors, and `hints` (heads=...) say what tensors cannot.
+    `source` is a .safetensors or .pth file, a run folder, a state dict, a published tag ("cait_s24.fb_dist_in1k") or a
+    repository of the Hugging Face hub ("hf-hub:owner/name"), in patchloom's layout, the official repositories' or
+    timm's. Files of patchloom describe their network. For others the network is inferred from the tensors, and `hints`
+    (heads=...) supply what tensors do not tell.
 
     Args:
-        img_size: The wanted size; positions and cross-patch matrices are resized to it.
-        source_size: (height, width) that the weights were made at, where neither img_size nor a square fits.
-        num_classes: Another number starts the head from scratch.
-        in_chans: Another number adapts the stem.
-        strict: Refuse missing and unknown tensors by name; False reports them instead.
-        base: For a delta: the weights that it was made from. With a network, what did not change is shared, not copied:
-            many fine-tuned networks then take little more memory than one.
+        img_size: The image size; positions and cross-patch matrices are resized to it.
+        source_size: (height, width) of the images that the weights were trained on, if neither img_size nor a square
+            matches the number of positions.
+        num_classes: The number of classes; if it differs from the file, the head is initialised from scratch.
+        in_chans: The number of input channels; if it differs from the file, the stem is adapted.
+        strict: Whether to refuse missing and unknown tensors; False lists them in the report.
+        base: For a delta: the weights that it was made from. If this is a network, unchanged tensors are shared, not
+            copied, so that many fine-tuned networks take little more memory than one.
+
+    Raises:
+        PatchloomError: The weights cannot be read, or do not fit the network.
     """
     checkpoint = _fetch(source, img_size)
-    if "delta" in checkpoint.about:
+    if "delta" in checkpoint.metadata:
         base = (
             base if base is None or isinstance(base, Network) else load(base, **{**delta.hints_of(checkpoint), **hints})
         )
         checkpoint, hints = delta.join(checkpoint, base), {}
     elif base is not None:
-        raise PatchloomError(f"{checkpoint.label} is no delta: it needs no base.")
-    layout, state, unused = to_ours(checkpoint.tensors, checkpoint.about.get("layout"))
-    if "head.0.weight" in checkpoint.tensors and "config" not in checkpoint.about:  # official: one query a class
+        raise PatchloomError(f"{checkpoint.label} is not a delta: leave out base.")
+    layout, state, unused = to_ours(checkpoint.tensors, checkpoint.metadata.get("layout"))
+    if "head.0.weight" in checkpoint.tensors and "config" not in checkpoint.metadata:  # official: one query per class
         hints = {"queries": "per_class", **hints}
     origin = _describe(checkpoint, state, img_size, source_size, hints)
-    if "config" in checkpoint.about:
+    if "config" in checkpoint.metadata:
         check_described(origin, state, checkpoint.label, strict)
     _assume_imagenet(checkpoint, state, origin)
     wanted = _wanted(origin, img_size, num_classes, in_chans)
@@ -87,38 +92,38 @@ def load(
     with torch.no_grad():
         for name in report.loaded:
             own[name].copy_(state[name])
-    _take_along(checkpoint.about, origin, model)
+    _set_metadata(checkpoint.metadata, origin, model)
     model.load_report = report
-    if "delta" in checkpoint.about and isinstance(base, Network):
-        delta.share(model, base, [name for name in checkpoint.about["delta"]["kept"] if name not in report.resized])
+    if "delta" in checkpoint.metadata and isinstance(base, Network):
+        delta.share(model, base, [name for name in checkpoint.metadata["delta"]["kept"] if name not in report.resized])
     return model.eval()
 
 
 def _shape_of(config: Config, label: str) -> Network:
-    """The network without memory for its weights."""
+    """The network on the meta device: shapes without memory."""
     try:
         with torch.device("meta"):
             return build(config)
-    except (RuntimeError, OverflowError, TypeError) as error:  # sizes beyond those that torch can count
+    except (RuntimeError, OverflowError, TypeError) as error:  # sizes that overflow torch's integers
         raise PatchloomError(f"{label} describes a network that cannot be built: {error}.") from error
 
 
 def copy_scales(model: Network, source: Source, **hints: Any) -> list[str]:
-    """Give a network the residual scales of other weights, such as learned LayerScale values to keep fixed (thesis
-    3.5.3: make it with scale_trainable=False). Returns the names of the copied parameters; nothing else is changed.
+    """Copy the residual scales of other weights into a network, such as learned LayerScale values to keep fixed (thesis
+    3.5.3: create it with scale_trainable=False). Returns the names of the copied parameters; nothing else changes.
 
     Raises PatchloomError unless both networks have the same scales, of the same shapes.
     """
     ours, theirs = _scales(model), _scales(load(source, **hints))
     label, name = "the state dict" if isinstance(source, Mapping) else source, model.config.name
     if not ours:
-        raise PatchloomError(f"{name} has no learned scales to take from {label}: scale=layerscale adds LayerScale.")
+        raise PatchloomError(f"{name} has no learned scales to copy from {label}. Create it with scale=layerscale.")
     wrong = [key for key in {**ours, **theirs} if key not in ours or key not in theirs]
     wrong += [key for key in ours if key in theirs and ours[key].shape != theirs[key].shape]
     if wrong:
         raise PatchloomError(
             f"The scales of {label} do not fit {name}: {len(theirs)} there, {len(ours)} here, and {wrong[0]} is not "
-            "the same in both. Make the network with the same depth, width and scale."
+            "the same in both. Create the network with the same depth, width and scale."
         )
     with torch.no_grad():
         for key, scale in ours.items():
@@ -136,50 +141,50 @@ def _fetch(source: Source, img_size: Any) -> Checkpoint:
     if isinstance(source, Mapping):
         return Checkpoint("a state dict", unwrap(source, "The state dict"))
     if not isinstance(source, str | PathLike):
-        raise PatchloomError(f"Weights are loaded from a path, a tag or a state dict, not {type(source).__name__}.")
+        raise PatchloomError(f"load takes a path, a tag or a state dict, not {type(source).__name__}.")
     if hub.is_remote(source):
         return hub.fetch(str(source), None if img_size is None else as_size(img_size))
     if source in list_models() and not Path(source).exists():
         raise PatchloomError(
-            f"{source} is the name of a model, not of weights: create_model({source!r}) makes it with fresh ones; "
-            f"published ones have a tag, as in deit_tiny.fb_in1k."
+            f"{source} is the name of a model, not of weights. create_model({source!r}) makes it with random weights; "
+            f"published weights have a tag, as in deit_tiny.fb_in1k."
         )
     return read(Path(source))
 
 
 def _describe(checkpoint: Checkpoint, state: State, img_size: Any, source_size: Any, hints: dict[str, Any]) -> Config:
     """The config of the network as it was saved."""
-    if "config" not in checkpoint.about:
+    if "config" not in checkpoint.metadata:
         config, notes = infer_config(state, img_size, source_size, **hints)
         checkpoint.notes += notes
         return config
-    config = config_from_json(checkpoint.about["config"])
+    config = config_from_json(checkpoint.metadata["config"])
     config.check_known(hints, config.name)
     own = {"source_size": config.img_size, **{name: getattr(config, name) for name in hints}}
-    asked = {**hints, **({} if source_size is None else {"source_size": as_size(source_size)})}
-    for name, value in asked.items():
+    requested = {**hints, **({} if source_size is None else {"source_size": as_size(source_size)})}
+    for name, value in requested.items():
         if name not in _FREE_HINTS and value != own[name]:
-            raise PatchloomError(f"{checkpoint.label} says that {name} is {own[name]!r}; {value!r} contradicts it.")
+            raise PatchloomError(f"{checkpoint.label} has {name}={own[name]!r}, which contradicts {value!r}.")
     return config.replace(**hints)
 
 
 def _assume_imagenet(checkpoint: Checkpoint, state: State, config: Config) -> None:
-    """What bare weights leave open: 1000 classes are ImageNet's, and so are mean and standard deviation."""
-    about, has_head = checkpoint.about, any(name.startswith("head") for name in state)
-    if {"config", "class_names"}.isdisjoint(about) and config.num_classes == CLASSES and has_head:
-        about["class_names"] = imagenet_names()
+    """Assume for weights without metadata that 1000 classes are ImageNet's, and mean and standard deviation too."""
+    metadata, has_head = checkpoint.metadata, any(name.startswith("head") for name in state)
+    if {"config", "class_names"}.isdisjoint(metadata) and config.num_classes == CLASSES and has_head:
+        metadata["class_names"] = imagenet_names()
         checkpoint.notes.append("the 1000 classes are taken to be ImageNet's: the file has no class names")
-    if "preprocessing" not in about:
+    if "preprocessing" not in metadata:
         assumed = default_preprocessing(config.family, config.img_size, config.in_chans)
         mean, std = (", ".join(f"{value:.4g}" for value in values) for values in (assumed.mean, assumed.std))
-        note = f"mean {mean} and standard deviation {std} are assumed, as for ImageNet: the file does not carry them"
+        note = f"mean {mean} and standard deviation {std} are assumed, as for ImageNet: the file does not contain them"
         checkpoint.notes.append(note)
         _warn_once(f"{checkpoint.label}: {note}.")
 
 
 @cache
 def _warn_once(message: str) -> None:
-    """Fine-tuning loads a file twice."""
+    """Log a warning once per process: fine-tuning loads a file twice."""
     logging.getLogger("patchloom").warning(message)
 
 
@@ -190,20 +195,22 @@ def _wanted(origin: Config, img_size: Any, num_classes: int | None, in_chans: in
 
 
 def _fit_sizes(state: State, origin: Config, model: Network, report: LoadReport) -> None:
-    """Resize in `state` what depends on the grid of patches or on the input channels, where the model has others."""
+    """Resize in place the tensors that depend on the grid of patches or the input channels, if the model has others."""
     old, new = origin.grid, model.config.grid
     channels = model.config.in_chans
-    for name, how in _size_dependent(model).items():
-        if name not in state or (origin.in_chans == channels if how is None else old == new):
+    for name, resize_grid in _size_dependent(model).items():
+        if name not in state or (origin.in_chans == channels if resize_grid is None else old == new):
             continue
         before = state[name].float()
-        state[name] = resize.resize_channels(before, channels) if how is None else how(before, old, new)
-        grids = "" if how is None else f" (grid {old[0]} x {old[1]} -> {new[0]} x {new[1]})"
+        resized = resize.resize_channels(before, channels) if resize_grid is None else resize_grid(before, old, new)
+        state[name] = resized
+        grids = "" if resize_grid is None else f" (grid {old[0]} x {old[1]} -> {new[0]} x {new[1]})"
         report.resized[name] = f"{_shape(before)} -> {_shape(state[name])}{grids}"
 
 
 def _size_dependent(model: Network) -> dict[str, Callable[..., Tensor] | None]:
-    """The tensors that depend on the grid, with what resizes them; and the stem's first kernel, with None."""
+    """Names of the tensors that depend on the grid, with the function that resizes them; the first kernel of the stem,
+    which depends on the channels, has None."""
     found: dict[str, Callable[..., Tensor] | None] = {}
     if model.positions is not None:
         found["positions"] = partial(resize.resize_positions, prefix=model.position_prefix)
@@ -217,21 +224,21 @@ def _size_dependent(model: Network) -> dict[str, Callable[..., Tensor] | None]:
     return {**found, kernels[0]: None}
 
 
-def _drop_other_heads(state: State, origin: Config, model: Network, asked: bool, report: LoadReport) -> None:
-    """Another number of classes was asked for: heads, and queries of one class each, start afresh."""
+def _drop_other_heads(state: State, origin: Config, model: Network, requested: bool, report: LoadReport) -> None:
+    """Remove heads, and queries of one class each, if the number of classes changes: they start from scratch."""
     old, new = origin.num_classes, model.config.num_classes
-    headless = asked and not any(name.startswith("head") for name in state)
+    headless = requested and not any(name.startswith("head") for name in state)
     for name, target in model.state_dict().items():
         of_classes = name.startswith(("head.", "head_distill.")) or (name == "class_token" and model.per_class)
         if of_classes and headless and name not in state:
-            report.reinitialised[name] = f"no head in the file, {new} classes asked for"
+            report.reinitialised[name] = f"no head in the file, {new} classes requested"
         elif of_classes and old != new and name in state and state[name].shape != target.shape:
-            report.reinitialised[name] = f"{old} classes in the file, {new} asked for"
+            report.reinitialised[name] = f"{old} classes in the file, {new} requested"
             del state[name]
 
 
 def _match(state: State, model: Network, report: LoadReport, strict: bool) -> None:
-    """Note what fits by name and shape; refuse or note the rest."""
+    """Record in the report which tensors fit by name and shape; refuse the others, or record them if not `strict`."""
     own = model.state_dict()
     for name, tensor in state.items():
         if name not in own:
@@ -249,8 +256,10 @@ def _match(state: State, model: Network, report: LoadReport, strict: bool) -> No
         missing = [their_name(name, model.config, report.layout) for name in report.missing]
         problems = _list("Missing", missing) + _list("Unknown", report.unused)
         if "class_token" in report.missing:
-            problems += "If it averages its patches, pass aggregation='average'. "
-        raise PatchloomError(f"{report.source} does not fit {report.model}. {problems}strict=False loads the rest.")
+            problems += "If the network averages its patches, pass aggregation='average'. "
+        raise PatchloomError(
+            f"{report.source} does not fit {report.model}. {problems}Pass strict=False to load the rest."
+        )
 
 
 def _list(title: str, names: list[str], most: int = 8) -> str:
@@ -259,21 +268,23 @@ def _list(title: str, names: list[str], most: int = 8) -> str:
 
 
 def _covers(report: LoadReport, model: Network) -> bool:
-    """Whether the file holds all that the network has: then the costly random start can be spared."""
+    """Whether the file has all tensors of the network, so that the slow random initialisation can be skipped."""
     held = set(report.loaded)
     return all(name in held for name, _ in [*model.named_parameters(), *model.named_buffers()])
 
 
-def _take_along(about: Mapping[str, Any], origin: Config, model: Network) -> None:
-    """Preprocessing and class names travel with the weights."""
-    if "preprocessing" in about:
-        recorded = Preprocessing.from_json(about["preprocessing"])
+def _set_metadata(metadata: Mapping[str, Any], origin: Config, model: Network) -> None:
+    """Give the network the preprocessing and the class names that were saved with the weights."""
+    if "preprocessing" in metadata:
+        recorded = Preprocessing.from_json(metadata["preprocessing"])
         if len(recorded.mean) != origin.in_chans:
-            raise PatchloomError(f"Preprocessing has {len(recorded.mean)} channels, the network {origin.in_chans}.")
+            raise PatchloomError(
+                f"Preprocessing has {len(recorded.mean)} channels, but the network has {origin.in_chans}."
+            )
         if model.config.in_chans == origin.in_chans:
             model.preprocessing = replace(recorded, img_size=model.config.img_size)
-    if about.get("class_names") and model.config.num_classes == origin.num_classes:
-        model.class_names = check_class_names(about["class_names"], origin.num_classes)
+    if metadata.get("class_names") and model.config.num_classes == origin.num_classes:
+        model.class_names = check_class_names(metadata["class_names"], origin.num_classes)
 
 
 def _shape(tensor: Tensor) -> str:

@@ -1,4 +1,4 @@
-"""What happened to every tensor when weights were loaded."""
+"""The report of `load`: what happened to every tensor."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 @dataclass
 class LoadReport:
-    """Names are ours. `print(model.load_report)` shows the table."""
+    """Tensors by what happened to them, under patchloom's names. `print(model.load_report)` shows them as a table."""
 
     source: str
     layout: str
     model: str
     loaded: list[str] = field(default_factory=list)
-    resized: dict[str, str] = field(default_factory=dict)  # name -> from what to what
-    reinitialised: dict[str, str] = field(default_factory=dict)  # name -> why
+    resized: dict[str, str] = field(default_factory=dict)  # name -> old and new shape
+    reinitialised: dict[str, str] = field(default_factory=dict)  # name -> reason
     missing: list[str] = field(default_factory=list)  # with strict=False
     unused: list[str] = field(default_factory=list)  # with strict=False
     notes: list[str] = field(default_factory=list)
@@ -23,12 +23,13 @@ class LoadReport:
         return "\n".join(self.lines())
 
     def lines(self) -> list[str]:
+        """The lines of the table."""
         lines = [f"{self.model} from {self.source} ({self.layout} layout): {len(self.loaded)} tensors loaded"]
         for title, names in (
-            ("resized", [f"{name}: {how}" for name, how in self.resized.items()]),
-            ("re-initialised", [f"{name}: {why}" for name, why in self.reinitialised.items()]),
-            ("missing, left at their start", self.missing),
-            ("left over, not used", self.unused),
+            ("resized", [f"{name}: {change}" for name, change in self.resized.items()]),
+            ("re-initialised", [f"{name}: {reason}" for name, reason in self.reinitialised.items()]),
+            ("missing, initialised from scratch", self.missing),
+            ("unknown, not used", self.unused),
         ):
             if names:
                 lines += [f"  {title} ({len(names)}):", *(f"    {name}" for name in names)]

@@ -1,6 +1,6 @@
-"""Tensors that depend on the image size, carried to another one; and stems carried to other channels.
+"""Resizing of tensors that depend on the image size, and of stems for other input channels.
 
-All take float32: half precision would round twice.
+All functions take float32: half precision would round twice.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ Grid = tuple[int, int]
 
 
 def resize_positions(table: Tensor, old: Grid, new: Grid, prefix: int = 0) -> Tensor:
-    """A table (1, prefix + N, D) at another grid: bicubic, half-pixel centres, no antialiasing, as the authors do.
+    """Resize positions (1, prefix + N, D) to another grid: bicubic with half-pixel centres and no antialiasing, as
+    in the authors' code.
 
-    The rows of prefix tokens stay as they are.
+    The rows of the prefix tokens are kept as they are.
     """
     head, patches = table[:, :prefix], table[:, prefix:]
     grid = patches.transpose(1, 2).unflatten(2, old)
@@ -24,28 +25,29 @@ def resize_positions(table: Tensor, old: Grid, new: Grid, prefix: int = 0) -> Te
 
 
 def resize_cross_patch(matrix: Tensor, old: Grid, new: Grid) -> Tensor:
-    """A ResMLP matrix (patches, patches) at another grid: rows and columns as positions are resized.
+    """Resize a ResMLP matrix (N, N) to another grid, rows and columns like positions.
 
-    Divided by the growth in patches, so that a constant image is mixed as before.
+    The result is divided by the growth in patches, so that sums over a row, and the output for a constant image, stay.
     """
     columns = _resize_columns(matrix, old, new)
     return _resize_columns(columns.T, old, new).T * _growth(new, old)
 
 
 def resize_patch_vector(vector: Tensor, old: Grid, new: Grid) -> Tensor:
-    """A bias (patches,) at another grid."""
+    """Resize a bias (N,) to another grid."""
     return _resize_columns(vector[None], old, new)[0]
 
 
 def resize_class_mlp(row: Tensor, old: Grid, new: Grid) -> Tensor:
-    """A class-MLP row (1, 1 + patches): the class token's own weight stays."""
+    """Resize the row of a class-MLP, (1, 1 + N); the weight of the class token stays."""
     return torch.cat([row[:, :1], _resize_columns(row[:, 1:], old, new) * _growth(new, old)], dim=1)
 
 
 def resize_channels(weight: Tensor, channels: int) -> Tensor:
-    """A stem kernel (D, C, k, k) for another number of input channels: repeated in turn, divided by the growth.
+    """Adapt a stem kernel (D, C, k, k) to another number of input channels: repeated in turn and divided by the
+    growth.
 
-    For one channel this is the sum over the old ones, so that a grey image gives what its RGB copy gave.
+    For one channel this is the sum over the old ones, so that a grey image gives the same tokens as its RGB copy.
     """
     old = weight.shape[1]
     if channels == 1:
@@ -59,4 +61,5 @@ def _resize_columns(matrix: Tensor, old: Grid, new: Grid) -> Tensor:
 
 
 def _growth(new: Grid, old: Grid) -> float:
+    """One over the growth in patches."""
     return old[0] * old[1] / (new[0] * new[1])

@@ -1,4 +1,4 @@
-"""One way out for weights."""
+"""`save`: write the weights of a network, all of them or only the difference to a base."""
 
 from __future__ import annotations
 
@@ -14,29 +14,30 @@ from patchloom.weights.layouts import from_ours, written_config
 
 
 def save(model: Network, path: str | PathLike[str], layout: str = "patchloom") -> None:
-    """Write a network's weights as safetensors, in our layout, the official repository's or timm's.
+    """Write the weights of a network as safetensors, in patchloom's layout, the official repositories' or timm's.
 
-    Whatever the layout, the file's metadata carries config, preprocessing and class names, so `load` needs no hint.
-    A compiled, data-parallel or averaged network is saved as the network inside it.
+    In every layout the metadata of the file has config, preprocessing and class names, so that `load` needs no hints.
+    For a compiled, data-parallel or averaged network, the network inside it is saved. Raises PatchloomError if the
+    file cannot be written or the layout does not support the network.
     """
     if not isinstance(path, str | PathLike):
-        raise PatchloomError(f"Weights are saved to a path, not to {path!r}.")
+        raise PatchloomError(f"save needs a path, not {path!r}.")
     network = unwrapped(model)
-    about = describe(network, layout)
-    write(Path(path), from_ours(network.state_dict(), network.config, layout), about)
+    metadata = describe(network, layout)
+    write(Path(path), from_ours(network.state_dict(), network.config, layout), metadata)
 
 
 def save_delta(model: Network, path: str | PathLike[str], base: Network, label: str = "a network") -> None:
-    """Write only what differs from `base`, for `load(path, base=...)`; `label` tells people what the base is."""
+    """Write only the tensors that differ from `base`, for `load(path, base=...)`; `label` names the base in errors."""
     network = unwrapped(model)
-    changed, about = difference(network, unwrapped(base), label)
-    write(Path(path), changed, {**describe(network, "patchloom"), "delta": about})
+    changed, metadata = difference(network, unwrapped(base), label)
+    write(Path(path), changed, {**describe(network, "patchloom"), "delta": metadata})
 
 
 def describe(network: Network, layout: str) -> dict[str, Any]:
-    """What travels with weights."""
+    """The metadata that is saved with weights: layout, config, preprocessing and class names."""
     if network.fused:
-        raise PatchloomError("A fused copy has no weights of its own: save the network that it was made from.")
+        raise PatchloomError("A fused copy cannot be saved. Save the network it was made from.")
     config, names = network.config, network.class_names
     return {
         "layout": layout,

@@ -1,7 +1,7 @@
-"""Training checkpoints in shards: a folder of safetensors files that every process writes and reads its part of.
+"""Sharded training checkpoints: a folder of safetensors files, of which every process writes and reads its part.
 
-`torch.distributed.checkpoint` does the writing and the reading, on any number of processes. `seal.json`, written last,
-holds the part of the state that is no tensor, and the digest of every file.
+`torch.distributed.checkpoint` writes and reads them, with any number of processes. `seal.json`, written last, holds
+the part of the state without tensors and the digest of every file: a folder without it is incomplete.
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ _CHUNK = 1 << 20
 
 
 def begin_shards(folder: Path, tensors: Mapping[str, Tensor], group: Any) -> Future[Any]:
-    """Copy this process's parts of the tensors and write them in the background; all of `group` call it."""
+    """Copy this process's parts of the tensors and write them in the background. All of `group` must call it."""
     from torch.distributed.checkpoint import HuggingFaceStorageWriter, async_save
 
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
+    # the safetensors writer does not support scalars; the seal lists their names, and reading restores the shape
     flat = {name: tensor if tensor.ndim else tensor.reshape(1) for name, tensor in tensors.items()}
     written = async_save(flat, storage_writer=writer, process_group=group)
     return written if isinstance(written, Future) else written.upload_completion
 
 
 def seal_shards(folder: Path, info: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Finish a folder that all processes have written."""
+    """Write the seal of a folder, after all processes have written their parts."""
     content = {
         "info": dict(info),
         "scalars": sorted(name for name, tensor in tensors.items() if tensor.ndim == 0),
@@ -53,32 +54,35 @@ def seal_shards(folder: Path, info: Mapping[str, Any], tensors: Mapping[str, Ten
 
 
 def check_shards(folder: Path) -> None:
-    """Compare every file with its digest."""
+    """Raise PatchloomError unless every file has the digest in the seal."""
     for name, digest in _seal(folder)["sha256"].items():
         path = folder / name
         if not path.is_file() or _digest(path) != digest:
-            raise PatchloomError(f"The checkpoint {folder.name} is damaged: {name} is missing or not what was written.")
+            raise PatchloomError(f"The checkpoint {folder.name} is damaged: {name} is missing or has changed.")
 
 
 def read_shards(
     folder: Path, empty: Callable[[str, torch.Size], Tensor | None] | None = None
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors and the rest of the state. `empty(name, shape)` gives what to read a tensor into, sharded or not, or
-    None for what is not wanted; by default all of them are read whole."""
+    """The tensors and the rest of the state.
+
+    `empty(name, shape)` returns the tensor to read into, sharded or not, or None to skip it. By default all tensors
+    are read in full. Raises PatchloomError if the folder is damaged.
+    """
     from torch.distributed.checkpoint import HuggingFaceStorageReader, TensorStorageMetadata, load
 
     seal, reader = _seal(folder), HuggingFaceStorageReader(str(folder))
     with _damaged_if_unreadable(folder):
         known = reader.read_metadata().state_dict_metadata
     tensors: dict[str, Tensor] = {}
-    for name, about in known.items():
-        assert isinstance(about, TensorStorageMetadata)
-        shape = torch.Size() if name in seal["scalars"] else about.size
-        tensor = torch.zeros(shape, dtype=about.properties.dtype) if empty is None else empty(name, shape)
+    for name, metadata in known.items():
+        assert isinstance(metadata, TensorStorageMetadata)
+        shape = torch.Size() if name in seal["scalars"] else metadata.size
+        tensor = torch.zeros(shape, dtype=metadata.properties.dtype) if empty is None else empty(name, shape)
         if tensor is not None:
             tensors[name] = tensor if tensor.ndim else tensor.reshape(1)
     with _damaged_if_unreadable(folder), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it is read by this process alone, as is meant
+        warnings.simplefilter("ignore")  # that only this process reads, which is intended
         load(tensors, storage_reader=reader, no_dist=True)
     return {name: t.reshape(()) if name in seal["scalars"] else t for name, t in tensors.items()}, seal["info"]
 
@@ -89,7 +93,7 @@ def _damaged_if_unreadable(folder: Path) -> Iterator[None]:
 
     try:
         yield
-    except (Exception, CheckpointException) as error:  # whatever damaged files make the reader raise
+    except (Exception, CheckpointException) as error:  # a damaged file can raise anything
         raise PatchloomError(f"The checkpoint {folder.name} is damaged: {error}.") from error
 
 
@@ -102,7 +106,7 @@ def _seal(folder: Path) -> dict[str, Any]:
 
 
 def sync(path: Path) -> None:
-    """Make a file, or the names in a folder, last through a loss of power."""
+    """Flush a file, or the names in a folder, to disk, so that they survive a power failure."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,4 +1,4 @@
-"""timm's own networks of the shape of ours."""
+"""Counterparts in timm: the timm network that a patchloom config describes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from patchloom.weights.layouts import written_config
 
 
 def timm_network(config: Any) -> nn.Module:
-    """timm's own network of this shape, with fresh weights."""
+    """timm's network with the architecture of `config`, with random weights."""
     timm = import_timm()
     options: dict[str, Any] = {
         "img_size": config.img_size,
@@ -35,6 +35,7 @@ def timm_network(config: Any) -> nn.Module:
         return timm.create_model("deit_tiny_distilled_patch16_224", **options)
     written = written_config(config, "timm")
     assert isinstance(written, VitConfig)
+    # timm stores positions of the patches only if no_embed_class is set
     options["no_embed_class"] = written.position_prefix == 0
     if config.branches > 1:
         block = timm.models.vision_transformer.ParallelThingsBlock
