@@ -227,34 +227,41 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-PAGE = """# Colour photos, beside timm
+PAGE = """# Colour photos, compared with timm
 
 `{command}` trained each model twice on {data}
 ({train} training and {held_out} held-out photos, {classes} classes) at 32 pixels: with the `@small` recipe of its
-family, and with timm's own parts. {date}, a machine with {cores} cores ({capability}), torch {torch},
+family, and with timm's own components. {date}, a machine with {cores} cores ({capability}), torch {torch},
 timm {timm}, float32, seed 0.
 
 {table}
 
 ![Top-1 against minutes](colour.svg)
 
-The wall-clock: both sides of a model begin at the same moment, each in a process with one thread, on a core of its own,
-without loader processes. A short run of both measures an epoch of either side, the first one left out; each side then
-trains for the whole epochs that fit into {minutes:g} minutes, and its schedule spans exactly these. Nothing is stopped
-early: the seconds are what it took from the opening of the data on, with an evaluation after every epoch, and images/s
-are the training images seen in these seconds.
+How the time is measured:
 
-The same on both sides: the shape of the network (the parameter counts are equal), the batch of {batch}, AdamW with its
-values, warm-up and cosine by update, cross-entropy with label smoothing and Mixup, stochastic depth, crop, flip and
-normalisation. What differs: timm turns and shifts photos only within policies such as RandAugment, which `@small` does
-not use, so its photos are cropped and flipped, ours moved a little too; the weights start in each library's own way;
-AdamW is torch's fused form here, its default form there; our seconds also hold the check of every image, a checkpoint
-an epoch, the export and the report, which timm's side does without.
+- Both runs of a model start at the same moment. Each is a process with one thread on its own core, without loader processes.
+- A short run of both first measures the time of an epoch, without counting the first epoch. Each side then trains for as many whole epochs as fit into
+  {minutes:g} minutes, and its learning-rate schedule spans exactly these epochs.
+- Nothing is stopped early. The seconds count from opening the data to the end, with an evaluation after every epoch. Images/s are the training images processed in these
+  seconds.
 
-One seed and {held_out} photos: the standard error of a top-1 is about {error:.1f} points, and the best of many epochs
-flatters, so compare the last. `colour.json` has the curves, and the seconds of its core that each side got
-(`cpu_seconds`): where they are far fewer than its seconds, something else was using the machine.
-"""
+The same on both sides: the shape of the model (the parameter counts are equal), the batch size of {batch}, AdamW and its
+values, warm-up and cosine schedule per update, cross-entropy with label smoothing and Mixup, stochastic depth, crop, flip and
+normalisation.
+
+Different:
+
+- timm rotates and shifts photos only in policies such as RandAugment, which `@small` does not use. Its photos are cropped and flipped; patchloom's
+  also get small affine transforms.
+- Each library uses its own weight initialisation.
+- patchloom uses torch's fused AdamW, timm the default one.
+- patchloom's seconds include a check of every image, a checkpoint per epoch, the export and the report. timm's side has none of these.
+
+This is one seed and {held_out} photos. The standard error of a top-1 is about {error:.1f} points. The best of many epochs is
+biased upwards, so compare the last. `colour.json` has the curves and the CPU time of each side (`cpu_seconds`). If that is much less than
+its seconds, another process was using the machine.
+"""  # noqa: E501
 
 
 def write_results(rows: list[dict[str, Any]], data: Path, minutes: float, folder: Path) -> None:

@@ -69,30 +69,29 @@ def row(times: Mapping[str, list[float]], ours: str, peer: str, size: int) -> di
 
 PAGE = """# Parallel branches at batch 1
 
-`{command}` measured the networks at {size} pixels, batch 1, float32, {threads} threads, in {rounds} interleaved round(s):
-medians, and medians of the ratios of the rounds. {date}, {cores} cores ({instructions}), torch {torch}, {kernels}.
+`{command}` measures the models at {size} pixels, batch 1, float32, {threads} threads, in {rounds} interleaved round(s).
+Times are medians; speed-ups are medians of the ratios of the rounds. {date}, {cores} cores ({instructions}), torch {torch}, {kernels}.
 {trial}
-All three have 36 attentions and 36 FFNs of the same width: the same parameters and the same arithmetic.
-*Side by side* computes the parallel branches of a residual as one: one product for all their queries, keys and values, one
-attention with the heads of all, one product for each of an FFN's layers. That is what
-[`fuse`](../speed.md) does; `fuse(model, side_by_side=False)` computes them *branch by branch*.
+All three models have 36 attention branches and 36 FFNs of the same width, so they have the same parameters and the same arithmetic.
+*Side by side* means that [`fuse`](../speed.md) merges the parallel branches of a residual into one: one matrix product for all their queries, keys and values,
+one attention with the heads of all, and one product for each layer of the FFNs. `fuse(model, side_by_side=False)` computes them *branch by branch*.
 
-## The forms of each network
+## Plain and fused forms of each model
 
 {of_one}
 
-## Beside the branches in sequence
+## Compared with sequential branches
 
 {across}
 
-With the C++ kernels, `{first}` and the *side by side* forms send all blocks but the last through one call, with one Strassen step per
-matrix product. *Branch by branch* has neither, so its rows in the second table compare more than the order of the branches.
+With the C++ kernels, `{first}` and the *side by side* forms compute all blocks except the last in one call, with one Strassen step per
+matrix product. The *branch by branch* form does neither. Its rows in the second table therefore show more than the effect of the order of the branches.
 """  # noqa: E501
-WARNING = "\n**A trial of the script with too few rounds: these figures are not results.**\n"
+WARNING = "\n**A trial of the script with too few rounds: these numbers are not results.**\n"
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    lines = ["| network and form | ms | beside | ms | speed-up | quartiles of the rounds |"]
+    lines = ["| model and form | ms | compared with | ms | speed-up | quartiles of the rounds |"]
     lines += ["| :-- | --: | :-- | --: | --: | :-- |"]
     for row in rows:
         figures = f"{row['ratio']:.2f} | {row['low']:.2f} to {row['high']:.2f}"

@@ -200,7 +200,13 @@ def hmlp() -> Canvas:
     assert x < canvas.width
     for x, words in ((122, "patches of 4"), (305, "patches of 8"), (488, "patches of 16")):
         canvas.text(x, 110, words, 13, SOFT)
-    canvas.text(350, 134, "each convolution's stride is its kernel: a token sees its own 16 × 16 pixels only", 13, SOFT)
+    canvas.text(
+        350,
+        134,
+        "each convolution's stride equals its kernel, so a token depends only on its own 16 × 16 pixels",
+        13,
+        SOFT,
+    )
     return canvas
 
 
@@ -208,11 +214,11 @@ def cait() -> Canvas:
     canvas = Canvas(800, 342, "CaiT: a trunk of patches, then class-attention, which updates the class token only")
     x = arrow_to(canvas, chain(canvas, 16, 58, [("patches\n+ positions", "stem")]), 58)
     trunk = [[[LN, ("talking heads", "mixing"), scale("γ₁")]], [[LN, FFN, scale("γ₂")]]]
-    x = block(canvas, x, 58, trunk, "trunk × depth: the class token is not there")
+    x = block(canvas, x, 58, trunk, "trunk × depth: patches only, without the class token")
     chain(canvas, arrow_to(canvas, x, 58), 58, [("patches x", "stem")])
     attention: list[Part] = [LN, ("class-attention", "pool"), scale("γ₁")]
     pooling_stage(
-        canvas, 222, "class token c", attention, "× 2: the class token asks, [c, x] answers, x stays as it is"
+        canvas, 222, "class token c", attention, "× 2: query from c, keys and values from [c, x]; x does not change"
     )
     return canvas
 
@@ -249,12 +255,12 @@ def patchconvnet() -> Canvas:
     x = block(canvas, x, 58, [[branch]], "trunk × depth, on the grid of patches; SE: squeeze-excite")
     chain(canvas, arrow_to(canvas, x, 58, 18), 58, [("patches x", "stem")])
     attention: list[Part] = [LN, ("attention", "pool"), scale("γ₁")]
-    pooling_stage(canvas, 222, "query c", attention, "pooling stage × 1: one query, or one a class")
+    pooling_stage(canvas, 222, "query c", attention, "pooling stage × 1: one query, or one query per class")
     return canvas
 
 
 def one_residual() -> Canvas:
-    canvas = Canvas(640, 190, "The one residual: total + drop(scale(branch(norm(x))))")
+    canvas = Canvas(640, 190, "The residual: x + drop(scale(branch(norm(x))))")
     canvas.text(40, 63, "x", 16)
     branch: list[Part] = [
         ("norm", "norm"),
@@ -271,37 +277,43 @@ def one_residual() -> Canvas:
     return canvas
 
 
-def house() -> Canvas:
-    title = (
-        "The house: cli above tasks, training, recipes, data, weights, models and layers; imports point downwards only"
-    )
-    canvas = Canvas(780, 608, title)
-    floors = [
-        ("cli", "the command: parse, call, print", "plain"),
-        ("tasks", "classify, evaluate, predict, plan", "head"),
-        ("training", "the one loop, checkpoints, processes, the report", "pool"),
-        ("recipes", "the papers' procedures as typed values", "norm"),
-        ("data", "sources, seeded transforms, mixing, the loader", "mixing"),
-        ("weights", "load, save, layouts, resizing, the hub", "scale"),
-        ("models", "configs, names, families, complexity, roles", "ffn"),
-        ("layers", "residual, attention, mixing, stems, norms, scales", "stem"),
+Row = list[tuple[str, str, str]]  # packages that stand side by side: name, contents, colour
+
+
+def package() -> Canvas:
+    """The packages of src/patchloom, those that import others above those that they import."""
+    rows: list[Row] = [
+        [("cli", "one file per command: parse, call, print", "plain")],
+        [("serve", "HTTP service, web page", "plain"), ("exporting", "ONNX, OpenVINO, torch", "plain")],
+        [("explaining", "maps, faithfulness", "plain"), ("benching", "speed, memory", "plain")],
+        [("runs", "run config, launch, resume, sequences, plan, list of runs", "head")],
+        [("tasks", "one folder per task: losses, metrics, report, teachers", "head")],
+        [("inference", "prediction, embeddings, probes", "head")],
+        [("training", "the loop: optimizer, checkpoints, processes, run folder", "pool")],
+        [("recipes", "the papers' training procedures as typed values", "norm")],
+        [("data", "sources, decoding, transforms, mixing, the loader", "mixing")],
+        [("weights", "load, save, layouts, resizing, deltas, the hub", "scale")],
+        [("models", "families, registry, configs, complexity, roles, fused copies", "ffn")],
+        [("layers", "residual, attention, mixing, stems, FFN, norms, scales", "stem")],
+        [("kernels", "C++ operators for the CPU", "stem")],
+        [("shared", "errors, console, temporary files, plots, pages", "norm")],
     ]
-    fill, border = COLOURS["head"]
-    canvas.parts.append(f'<polygon points="60,92 330,24 600,92" fill="{fill}" stroke="{border}" stroke-width="1.5"/>')
-    canvas.text(330, 74, "patchloom", 17)
-    for i, (name, about, colour) in enumerate(floors):
-        y = 100 + i * 54
-        fill, border = COLOURS[colour]
-        canvas.rect(80, y, 500, 46, fill, border)
-        canvas.text(98, y + 29, name, 16, anchor="start")
-        canvas.text(186, y + 28, about, 13.5, anchor="start")
-    for x, name, about in ((80, "errors", "what users are told"), (335, "compat", "timm, torchvision")):
-        canvas.rect(x, 540, 245, 44, *COLOURS["norm"])
-        canvas.text(x + 14, 567, name, 15, anchor="start")
-        canvas.text(x + 86, 567, about, 13, anchor="start")
-    canvas.line((622, 110), (622, 578))
-    canvas.text(636, 332, "imports point", 14, anchor="start")
-    canvas.text(636, 351, "downwards only", 14, anchor="start")
+    height, left, width = 46, 24, 560
+    canvas = Canvas(
+        780,
+        48 + height * len(rows),
+        "The packages of patchloom from cli down to kernels; a package imports only those below it",
+    )
+    for i, row in enumerate(rows):
+        share = (width - 12 * (len(row) - 1)) / len(row)
+        for j, (name, contents, colour) in enumerate(row):
+            x, y = left + j * (share + 12), 24 + height * i
+            canvas.rect(x, y, share, height - 8, *COLOURS[colour])
+            canvas.text(x + 14, y + 24, name, 15, anchor="start")
+            canvas.text(x + (100 if len(row) > 1 else 136), y + 24, contents, 12.5, SOFT, anchor="start")
+    canvas.line((622, 34), (622, 24 + height * len(rows) - 20))
+    canvas.text(636, 340, "imports point", 14, anchor="start")
+    canvas.text(636, 359, "downwards only", 14, anchor="start")
     return canvas
 
 
@@ -320,7 +332,7 @@ def header() -> Canvas:
         canvas.rect(736, 66 + 20 * i, length, 12, *COLOURS["head"])
     canvas.line((710, 114), (730, 114))
     canvas.text(88, 218, "patches")
-    canvas.text(411, 218, "x + scale · branch(norm(x)), over and over")
+    canvas.text(411, 218, "x + scale · branch(norm(x)), repeated")
     canvas.text(697, 218, "aggregate")
     canvas.text(790, 218, "classify")
     return canvas
@@ -347,7 +359,7 @@ def _thread(canvas: Canvas, path: str, colour: str) -> None:
 
 DRAWINGS: dict[str, Callable[[], Canvas]] = {
     "header": header,
-    "house": house,
+    "package": package,
     "residual": one_residual,
     "deit": deit,
     "deit3": deit3,

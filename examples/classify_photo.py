@@ -1,4 +1,4 @@
-"""Run a photo that scikit-learn ships through a network with random weights: the way in, not yet an answer."""
+"""Run a photo from scikit-learn through a model with random weights, to show preprocessing and the forward pass."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ def main() -> None:
     print(f"\n{photo.name} through {model.config.name}, {patchloom.complexity(model).params / 1e6:.1f}M parameters:")
     for probability, index in zip(best.values.tolist(), best.indices.tolist(), strict=True):
         print(f"  class {index:4d}  {probability:.2%}")
-    print("These weights are random, so the classes mean nothing: the point is that the photo went through.")
+    print(
+        "These weights are random, so the predicted classes are meaningless. Load trained weights with patchloom.load."
+    )
 
 
 if __name__ == "__main__":
