@@ -25,7 +25,7 @@ from patchloom.data.decoding import decode, decode_picture, read_encoded
 from patchloom.data.images import Picture
 from patchloom.errors import PatchloomError, did_you_mean
 from patchloom.install import pip_install
-from patchloom.models.network import check_distinct
+from patchloom.models.class_names import check_distinct
 
 SPLIT_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 LAYOUTS = """Data can be

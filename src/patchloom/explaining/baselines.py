@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from patchloom.data.mixing import normalise
 from patchloom.models.network import Network
+from patchloom.models.patch_network import PatchNetwork
 
 BATCH = 16  # images of one forward; more are slower on a CPU
 PLACES = 14  # at most, along either side, that occlusion hides
@@ -48,7 +49,7 @@ def _batches(images: Iterator[Tensor] | Tensor) -> Iterator[Tensor]:
         yield torch.stack(waiting)
 
 
-def grad_cam(network: Network, x: Tensor, target: int) -> Tensor:
+def grad_cam(network: PatchNetwork, x: Tensor, target: int) -> Tensor:
     """relu of the sum over channels of the patches, each channel times its mean gradient of the target's logit;
     (grid height, grid width) for one image.
 
@@ -79,7 +80,7 @@ def grad_cam(network: Network, x: Tensor, target: int) -> Tensor:
     return (patches @ slopes.mean(dim=0)).relu().unflatten(0, (height, width))
 
 
-def occlusion(network: Network, x: Tensor, target: int) -> Tensor:
+def occlusion(network: PatchNetwork, x: Tensor, target: int) -> Tensor:
     """How far the log-probability of the target falls when a square is hidden behind the mean colour, averaged over
     the squares that cover a place; (places down, places across) for one image. A rise counts as 0.
 

@@ -23,7 +23,9 @@ from patchloom.explaining.figures import SHOWN
 from patchloom.explaining.maps import Seen, check_maps, class_names, head_maps, look, make_maps, patch_rows
 from patchloom.explaining.weights import sparsity
 from patchloom.inference.models import Model, open_model
-from patchloom.models.network import Network, TokenLayout, unwrapped
+from patchloom.models.features import TokenLayout
+from patchloom.models.network import Network, unwrapped
+from patchloom.models.patch_network import PatchNetwork, patch_network
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -103,19 +105,19 @@ def explain(
 
 
 @contextmanager
-def _evaluating(model: Model) -> Iterator[Network]:
+def _evaluating(model: Model) -> Iterator[PatchNetwork]:
     """Its network in eval mode; one that was handed over has every part in its old mode afterwards."""
     given = [] if isinstance(model, str | PathLike) else list(unwrapped(model).modules())
     modes = [module.training for module in given]
     try:
-        yield open_model(model)
+        yield patch_network(open_model(model))
     finally:
         for module, mode in zip(given, modes, strict=True):
             module.training = mode
 
 
 def _explain(
-    network: Network,
+    network: PatchNetwork,
     image: Picture,
     wanted: Sequence[str],
     target: str | int | None,

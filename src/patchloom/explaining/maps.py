@@ -18,7 +18,9 @@ from patchloom.layers.attention import Attention, ClassAttention, capture_attent
 from patchloom.layers.mixing import ClassMLP, CrossPatchLinear
 from patchloom.layers.residual import Branch
 from patchloom.layers.scales import LayerScale
-from patchloom.models.network import Network, TokenLayout
+from patchloom.models.features import TokenLayout
+from patchloom.models.network import Network
+from patchloom.models.patch_network import PatchNetwork, patch_network
 
 MAPS = ("class-attention", "rollout", "pooling", "per-class", "cross-patch", "grad-cam", "occlusion")
 TOKENS = ("class", "distillation")
@@ -29,7 +31,7 @@ CENTRAL = 6  # patches along a side whose rows are shown (thesis Fig. 4.2)
 class Seen:
     """One image as a network saw it."""
 
-    network: Network
+    network: PatchNetwork
     x: Tensor  # (1, C, height, width), normalised
     layout: TokenLayout
     logits: Tensor  # (classes,)
@@ -50,6 +52,8 @@ def look(network: Network, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
 
 def available_maps(network: Network) -> tuple[str, ...]:
     """The maps that a network can give: its own, then those that every network can."""
+    if not isinstance(network, PatchNetwork):
+        return ()  # the maps are read off the parts of our own networks
     inside = [module for block in network.blocks for module in block.modules()]
     pooled = [module for block in network.pool for module in block.modules() if isinstance(module, ClassAttention)]
     attends = any(isinstance(module, Attention) for module in inside)
@@ -66,7 +70,7 @@ def available_maps(network: Network) -> tuple[str, ...]:
 
 def check_maps(network: Network, names: str | Sequence[str] | None) -> tuple[str, ...]:
     """The maps that were asked for, each once; what the network cannot give is refused."""
-    possible, names = available_maps(network), (names,) if isinstance(names, str) else names
+    possible, names = available_maps(patch_network(network)), (names,) if isinstance(names, str) else names
     for name in names or ():
         if name not in MAPS:
             raise PatchloomError(f"There is no map {name!r}.{did_you_mean(name, MAPS)} Maps: {', '.join(MAPS)}.")
@@ -207,7 +211,7 @@ def _cross_patch(seen: Seen) -> dict[str, Tensor]:
     return {"": read.unflatten(0, (seen.layout.height, seen.layout.width))}
 
 
-def patch_rows(network: Network) -> dict[str, Tensor]:
+def patch_rows(network: PatchNetwork) -> dict[str, Tensor]:
     """The rows of the matrices over patches, by layer, (rows, grid height, grid width), signed: of the 6 x 6 central
     patches, row-major (thesis Fig. 4.2), and the one row of a class-MLP.
 

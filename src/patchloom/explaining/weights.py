@@ -11,11 +11,12 @@ from patchloom.layers.mixing import CrossPatchFFN, CrossPatchLinear
 from patchloom.layers.residual import Branch
 from patchloom.layers.scales import LayerScale, ScalarScale
 from patchloom.models.network import Network
+from patchloom.models.patch_network import PatchNetwork
 
 NEAR_ZERO = 0.05  # of the largest absolute weight (thesis Fig. 4.3)
 
 
-def sparsity(network: Network) -> dict[str, dict[str, float]]:
+def sparsity(network: PatchNetwork) -> dict[str, dict[str, float]]:
     """By block, the share of weights whose absolute value is below 5 % of their matrix's largest (thesis Fig. 4.3).
 
     "A" is ResMLP's layer over patches ("A1" and "A2" where that is an MLP), "B" and "C" are the two layers of the FFN

@@ -19,6 +19,7 @@ from patchloom import temporary
 from patchloom.errors import PatchloomError
 from patchloom.exporting.check import Found, calibration_crops, compare, find_pictures
 from patchloom.exporting.formats import FORMATS, Artefact, Format, Request, find_format, make
+from patchloom.models.fused import FusedNetwork
 from patchloom.models.network import Network, unwrapped
 from patchloom.weights.load import load
 
@@ -134,7 +135,7 @@ def _in_a_sentence(what: str) -> Iterator[None]:
 def _network(model: Source, base: Source | None) -> Network:
     """A network of our own on the CPU, to be traced: the caller's stays as it is."""
     network = load(model, base=base) if isinstance(model, str | PathLike) else copy.deepcopy(unwrapped(model))
-    if network.fused:
+    if isinstance(network, FusedNetwork):
         raise PatchloomError("A fused copy runs on this machine alone: export the network that it was made from.")
     return network.cpu().float().eval().requires_grad_(False)
 

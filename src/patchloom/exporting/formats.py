@@ -40,7 +40,7 @@ class Request:
     @property
     def any_size(self) -> bool:
         """Whether height and width are free. A torch program of one row or column of patches would hold for these."""
-        return self.network._takes_any_size() and min(self.network.config.grid) > 1
+        return self.network.traces_any_size and min(self.network.config.grid) > 1
 
     @property
     def quantisation(self) -> str | None:

@@ -24,7 +24,7 @@ from patchloom.layers.residual import Block, Branch, Gate, Residual
 from patchloom.layers.scales import FixupScale, LayerScale, ScalarScale, Scale, layerscale_value
 from patchloom.layers.stems import make_stem
 from patchloom.models.config import Config, check_heads
-from patchloom.models.network import Network
+from patchloom.models.patch_network import PatchNetwork
 from patchloom.models.registry import register_architecture
 
 ScaleName = Literal[
@@ -132,7 +132,7 @@ class VitConfig(Config):
         return [self.drop_path * i / (self.depth - 1) for i in range(self.depth)]
 
 
-class VisionTransformer(Network):
+class VisionTransformer(PatchNetwork):
     """See the module's docstring; `config` decides every choice."""
 
     config: VitConfig

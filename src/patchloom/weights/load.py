@@ -15,9 +15,12 @@ from torch import Tensor
 
 from patchloom.errors import PatchloomError
 from patchloom.layers.mixing import ClassMLP, CrossPatchLinear
+from patchloom.layers.positions import resize_positions
+from patchloom.models.class_names import check_class_names
 from patchloom.models.config import Config, as_size
 from patchloom.models.imagenet import CLASSES, imagenet_names
-from patchloom.models.network import Network, check_class_names
+from patchloom.models.network import Network
+from patchloom.models.patch_network import PatchNetwork, patch_network
 from patchloom.models.preprocessing import Preprocessing, default_preprocessing
 from patchloom.models.registry import build, config_from_json, list_models
 from patchloom.models.roles import parameter_roles
@@ -82,7 +85,7 @@ def load(
     _fit_sizes(state, origin, shape, report)
     _drop_other_heads(state, origin, shape, num_classes is not None, report)
     _match(state, shape, report, strict)
-    model = shape.to_empty(device="cpu") if _covers(report, shape) else build(wanted)
+    model: Network = shape.to_empty(device="cpu") if _covers(report, shape) else build(wanted)
     own = model.state_dict()
     with torch.no_grad():
         for name in report.loaded:
@@ -94,11 +97,11 @@ def load(
     return model.eval()
 
 
-def _shape_of(config: Config, label: str) -> Network:
+def _shape_of(config: Config, label: str) -> PatchNetwork:
     """The network without memory for its weights."""
     try:
         with torch.device("meta"):
-            return build(config)
+            return patch_network(build(config))
     except (RuntimeError, OverflowError, TypeError) as error:  # sizes beyond those that torch can count
         raise PatchloomError(f"{label} describes a network that cannot be built: {error}.") from error
 
@@ -189,7 +192,7 @@ def _wanted(origin: Config, img_size: Any, num_classes: int | None, in_chans: in
     return origin.replace(**{key: value for key, value in changes.items() if value is not None})
 
 
-def _fit_sizes(state: State, origin: Config, model: Network, report: LoadReport) -> None:
+def _fit_sizes(state: State, origin: Config, model: PatchNetwork, report: LoadReport) -> None:
     """Resize in `state` what depends on the grid of patches or on the input channels, where the model has others."""
     old, new = origin.grid, model.config.grid
     channels = model.config.in_chans
@@ -202,11 +205,11 @@ def _fit_sizes(state: State, origin: Config, model: Network, report: LoadReport)
         report.resized[name] = f"{_shape(before)} -> {_shape(state[name])}{grids}"
 
 
-def _size_dependent(model: Network) -> dict[str, Callable[..., Tensor] | None]:
+def _size_dependent(model: PatchNetwork) -> dict[str, Callable[..., Tensor] | None]:
     """The tensors that depend on the grid, with what resizes them; and the stem's first kernel, with None."""
     found: dict[str, Callable[..., Tensor] | None] = {}
     if model.positions is not None:
-        found["positions"] = partial(resize.resize_positions, prefix=model.position_prefix)
+        found["positions"] = partial(resize_positions, prefix=model.position_prefix)
     for name, module in model.named_modules():
         if isinstance(module, CrossPatchLinear):
             found[f"{name}.weight"] = resize.resize_cross_patch

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from patchloom.errors import PatchloomError
-from patchloom.models.network import Network, check_class_names, unwrapped
+from patchloom.models.class_names import check_class_names
+from patchloom.models.fused import FusedNetwork
+from patchloom.models.network import Network, unwrapped
 from patchloom.weights.delta import difference
 from patchloom.weights.files import write
 from patchloom.weights.layouts import from_ours, written_config
@@ -35,7 +37,7 @@ def save_delta(model: Network, path: str | PathLike[str], base: Network, label: 
 
 def describe(network: Network, layout: str) -> dict[str, Any]:
     """What travels with weights."""
-    if network.fused:
+    if isinstance(network, FusedNetwork):
         raise PatchloomError("A fused copy has no weights of its own: save the network that it was made from.")
     config, names = network.config, network.class_names
     return {
