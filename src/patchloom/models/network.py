@@ -22,7 +22,7 @@ class Network(nn.Module):
     `reset_head`.
     """
 
-    config: Any  # a frozen ImageConfig; each class declares its own
+    config: Any  # a frozen Config; each class declares its own
     preprocessing: Preprocessing
     class_names: tuple[str, ...] | None
     load_report: Any = None  # set by patchloom.load

@@ -23,7 +23,7 @@ from patchloom.layers.init import init_module, trunc_normal
 from patchloom.layers.inplace import drop
 from patchloom.layers.positions import Grid, resize_positions
 from patchloom.layers.residual import Block
-from patchloom.models.config import Config, check_divisible
+from patchloom.models.config import PatchConfig, check_divisible
 from patchloom.models.features import Features, TokenLayout
 from patchloom.models.heads import MLPHead, PerClassHead
 from patchloom.models.masking import EVERYTHING, Visible, gather_kept, hide
@@ -51,7 +51,7 @@ class PatchNetwork(Network):
         "head_distill": "head",
     }
 
-    config: Config
+    config: PatchConfig
     class_token: nn.Parameter | None
     distill_token: nn.Parameter | None
     positions: nn.Parameter | None
@@ -59,7 +59,7 @@ class PatchNetwork(Network):
 
     def __init__(
         self,
-        config: Config,
+        config: PatchConfig,
         *,
         stem: nn.Module,
         position_prefix: int | None = None,

@@ -22,7 +22,7 @@ from patchloom.layers.norms import make_norm
 from patchloom.layers.residual import Block, Branch, Residual
 from patchloom.layers.scales import LayerScale
 from patchloom.layers.stems import make_stem
-from patchloom.models.config import Config, check_heads
+from patchloom.models.config import PatchConfig, check_heads
 from patchloom.models.fused import FusedNetwork
 from patchloom.models.heads import PerClassHead
 from patchloom.models.patch_network import PatchNetwork, patch_network
@@ -30,7 +30,7 @@ from patchloom.models.registry import Paper, register, register_architecture
 
 
 @dataclass(frozen=True, kw_only=True)
-class PoolConfig(Config):
+class PoolConfig(PatchConfig):
     """The choices of attention pooling on top of any trunk."""
 
     heads: int = 1

@@ -20,13 +20,13 @@ from patchloom.layers.norms import make_norm
 from patchloom.layers.residual import Block, Branch, Residual
 from patchloom.layers.scales import AffineScale, LayerScale, layerscale_value
 from patchloom.layers.stems import make_stem
-from patchloom.models.config import Config
+from patchloom.models.config import PatchConfig
 from patchloom.models.patch_network import PatchNetwork
 from patchloom.models.registry import Paper, register, register_architecture
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResmlpConfig(Config):
+class ResmlpConfig(PatchConfig):
     """The choices of a ResMLP (thesis Table 4.3)."""
 
     architecture: ClassVar[str] = "resmlp"

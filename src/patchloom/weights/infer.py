@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from patchloom.errors import PatchloomError
-from patchloom.models.config import Config, as_size
+from patchloom.models.config import PatchConfig, as_size
 from patchloom.models.patchconvnet import PatchConvNetConfig
 from patchloom.models.registry import entries
 from patchloom.models.resmlp import ResmlpConfig
@@ -55,7 +55,7 @@ class Parts:
         return any(name.startswith(("distill_token", "head_distill.")) for name in self.state)
 
 
-def infer_config(state: State, wanted: Any = None, source: Any = None, **hints: Any) -> tuple[Config, list[str]]:
+def infer_config(state: State, wanted: Any = None, source: Any = None, **hints: Any) -> tuple[PatchConfig, list[str]]:
     """The config whose network holds these tensors, and notes of what had to be assumed.
 
     `wanted` is the image size asked for: a token count that fits it is taken as recorded at it, any other as a square;
@@ -73,7 +73,7 @@ def infer_config(state: State, wanted: Any = None, source: Any = None, **hints: 
     return _named(kind(**{**options, **hints}), hints), parts.notes
 
 
-def check_described(config: Config, state: State, label: str, strict: bool) -> None:
+def check_described(config: PatchConfig, state: State, label: str, strict: bool) -> None:
     """Refuse a config that the tensors of its file contradict, before a network of its size is built.
 
     Without `strict` tensors may be missing, and with them blocks, branches and heads.
@@ -87,7 +87,7 @@ def check_described(config: Config, state: State, label: str, strict: bool) -> N
             raise PatchloomError(f"{label} says that {option} is {value}, but its tensors have {what} {found}.")
 
 
-def _measured(config: Config, state: State) -> dict[str, int]:
+def _measured(config: PatchConfig, state: State) -> dict[str, int]:
     """What the tensors tell of the options that decide how large a network is; `img_size` as a number of positions."""
     kernels = [(name, tensor) for name, tensor in state.items() if name.startswith("stem.proj.") and tensor.ndim == 4]
     first = min(kernels, key=lambda pair: [int(part) for part in pair[0].split(".") if part.isdigit()], default=None)
@@ -108,7 +108,7 @@ def _has(state: State, name: str, dimensions: int) -> bool:
     return name in state and state[name].ndim == dimensions
 
 
-def _reader(parts: Parts) -> tuple[type[Config], Callable[..., dict[str, Any]]]:
+def _reader(parts: Parts) -> tuple[type[PatchConfig], Callable[..., dict[str, Any]]]:
     """The kind of network, told by what mixes its patches, and what reads its options."""
     if parts.mixes_by("expand", "depthwise", "squeeze_excite"):
         return PatchConvNetConfig, _patchconvnet
@@ -311,7 +311,7 @@ def _no_fit(count: int, patch: int, wanted: Any, source: Any) -> PatchloomError:
     )
 
 
-def _named(config: Config, hints: dict[str, Any]) -> Config:
+def _named(config: PatchConfig, hints: dict[str, Any]) -> PatchConfig:
     """The listed model of this shape, if there is one, lends its name and what tensors do not tell."""
     for entry in entries():
         listed = entry.config
@@ -325,7 +325,7 @@ def _named(config: Config, hints: dict[str, Any]) -> Config:
     return config.replace(**{"family": _family(config), **hints})
 
 
-def _family(config: Config) -> str:
+def _family(config: PatchConfig) -> str:
     if not isinstance(config, VitConfig):
         return config.architecture
     if config.talking_heads or config.aggregation == "class_attention":

@@ -17,14 +17,15 @@ from patchloom.errors import PatchloomError
 from patchloom.layers.mixing import ClassMLP, CrossPatchLinear
 from patchloom.layers.positions import resize_positions
 from patchloom.models.class_names import check_class_names
-from patchloom.models.config import Config, as_size
+from patchloom.models.config import Config, PatchConfig, as_size
+from patchloom.models.foreign import TIMM
 from patchloom.models.imagenet import CLASSES, imagenet_names
 from patchloom.models.network import Network
 from patchloom.models.patch_network import PatchNetwork, patch_network
 from patchloom.models.preprocessing import Preprocessing, default_preprocessing
 from patchloom.models.registry import build, config_from_json, list_models
 from patchloom.models.roles import parameter_roles
-from patchloom.weights import delta, hub, resize
+from patchloom.weights import delta, foreign, hub, resize
 from patchloom.weights.files import Checkpoint, read, unwrap
 from patchloom.weights.infer import check_described, infer_config
 from patchloom.weights.layouts import State, their_name, to_ours
@@ -54,6 +55,7 @@ def load(
     `source` is a .safetensors or .pth file, a state dict, a published tag ("cait_s24.fb_dist_in1k") or a repository of
     the Hugging Face hub ("hf-hub:owner/name"); the layout is ours, the official repository's or timm's. Our own files
     describe their network; for others it is read off the tensors, and `hints` (heads=...) say what tensors cannot.
+    "timm:NAME" is a network of timm with the weights that timm publishes, "timm:NAME:FILE" with those of a file.
 
     Args:
         img_size: The wanted size; positions and cross-patch matrices are resized to it.
@@ -64,6 +66,8 @@ def load(
         base: For a delta: the weights that it was made from. With a network, what did not change is shared, not copied:
             many fine-tuned networks then take little more memory than one.
     """
+    if isinstance(source, str) and source.startswith(TIMM):
+        return foreign.load_timm(source, img_size, num_classes, in_chans, **hints)
     checkpoint = _fetch(source, img_size)
     if "delta" in checkpoint.about:
         base = (
@@ -72,6 +76,8 @@ def load(
         checkpoint, hints = delta.join(checkpoint, base), {}
     elif base is not None:
         raise PatchloomError(f"{checkpoint.label} is no delta: it needs no base.")
+    if foreign.describes_timm(checkpoint):
+        return foreign.restore(checkpoint, img_size, num_classes, in_chans, strict, **hints)
     layout, state, unused = to_ours(checkpoint.tensors, checkpoint.about.get("layout"))
     if "head.0.weight" in checkpoint.tensors and "config" not in checkpoint.about:  # official: one query a class
         hints = {"queries": "per_class", **hints}
@@ -85,7 +91,7 @@ def load(
     _fit_sizes(state, origin, shape, report)
     _drop_other_heads(state, origin, shape, num_classes is not None, report)
     _match(state, shape, report, strict)
-    model: Network = shape.to_empty(device="cpu") if _covers(report, shape) else build(wanted)
+    model = shape.to_empty(device="cpu") if _covers(report, shape) else patch_network(build(wanted))
     own = model.state_dict()
     with torch.no_grad():
         for name in report.loaded:
@@ -150,13 +156,16 @@ def _fetch(source: Source, img_size: Any) -> Checkpoint:
     return read(Path(source))
 
 
-def _describe(checkpoint: Checkpoint, state: State, img_size: Any, source_size: Any, hints: dict[str, Any]) -> Config:
+def _describe(
+    checkpoint: Checkpoint, state: State, img_size: Any, source_size: Any, hints: dict[str, Any]
+) -> PatchConfig:
     """The config of the network as it was saved."""
     if "config" not in checkpoint.about:
-        config, notes = infer_config(state, img_size, source_size, **hints)
+        inferred, notes = infer_config(state, img_size, source_size, **hints)
         checkpoint.notes += notes
-        return config
+        return inferred
     config = config_from_json(checkpoint.about["config"])
+    assert isinstance(config, PatchConfig), "those of other libraries are read by weights/foreign.py"
     config.check_known(hints, config.name)
     own = {"source_size": config.img_size, **{name: getattr(config, name) for name in hints}}
     asked = {**hints, **({} if source_size is None else {"source_size": as_size(source_size)})}
@@ -186,13 +195,13 @@ def _warn_once(message: str) -> None:
     logging.getLogger("patchloom").warning(message)
 
 
-def _wanted(origin: Config, img_size: Any, num_classes: int | None, in_chans: int | None) -> Config:
+def _wanted(origin: PatchConfig, img_size: Any, num_classes: int | None, in_chans: int | None) -> PatchConfig:
     changes: dict[str, Any] = {"num_classes": num_classes, "in_chans": in_chans}
     changes["img_size"] = None if img_size is None else as_size(img_size)
     return origin.replace(**{key: value for key, value in changes.items() if value is not None})
 
 
-def _fit_sizes(state: State, origin: Config, model: PatchNetwork, report: LoadReport) -> None:
+def _fit_sizes(state: State, origin: PatchConfig, model: PatchNetwork, report: LoadReport) -> None:
     """Resize in `state` what depends on the grid of patches or on the input channels, where the model has others."""
     old, new = origin.grid, model.config.grid
     channels = model.config.in_chans

@@ -6,12 +6,16 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from patchloom.errors import PatchloomError
 from patchloom.models.class_names import check_class_names
+from patchloom.models.foreign import ForeignNetwork
 from patchloom.models.fused import FusedNetwork
 from patchloom.models.network import Network, unwrapped
 from patchloom.weights.delta import difference
 from patchloom.weights.files import write
+from patchloom.weights.foreign import tensors_of
 from patchloom.weights.layouts import from_ours, written_config
 
 
@@ -25,7 +29,13 @@ def save(model: Network, path: str | PathLike[str], layout: str = "patchloom") -
         raise PatchloomError(f"Weights are saved to a path, not to {path!r}.")
     network = unwrapped(model)
     about = describe(network, layout)
-    write(Path(path), from_ours(network.state_dict(), network.config, layout), about)
+    write(Path(path), _tensors(network, layout), about)
+
+
+def _tensors(network: Network, layout: str) -> dict[str, Tensor]:
+    if isinstance(network, ForeignNetwork):
+        return tensors_of(network, layout)
+    return from_ours(network.state_dict(), network.config, layout)
 
 
 def save_delta(model: Network, path: str | PathLike[str], base: Network, label: str = "a network") -> None:
