@@ -83,7 +83,7 @@ def check_everywhere(model: Network, run, tolerance: float = 1e-5) -> None:
     config = model.config
     height, width = config.img_size
     sizes = [(height, width)]
-    if model._takes_any_size():
+    if model.traces_any_size:
         sizes += [(2 * config.patch_size, 3 * config.patch_size), (2 * height, width + config.patch_size)]
     for size in sizes:
         for batch in (8, 1, 3):
@@ -131,7 +131,7 @@ def test_onnx_with_preprocessing_takes_pixels(name: str, size: tuple[int, int], 
     export(model, "onnx", tmp_path / "a.onnx", with_preprocessing=True)
     ran = session(tmp_path / "a.onnx")
     assert ran.get_inputs()[0].type == "tensor(uint8)"
-    sides = ["height", "width"] if model._takes_any_size() else [32, 32]
+    sides = ["height", "width"] if model.traces_any_size else [32, 32]
     assert ran.get_inputs()[0].shape == ["batch", *sides, 3]
     pixels = np.random.default_rng(0).integers(0, 256, (3, *size, 3), dtype=np.uint8)
     how = model.preprocessing

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from conftest import assert_close, stir
-from patchloom.kernels import build, libraries, native
+from patchloom.kernels import build, calls, libraries, native
 from patchloom.layers.attention import talking_heads
 from patchloom.layers.mixing import ConvBranch
 
@@ -45,8 +45,8 @@ def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
     wide = request.param == "wide tiles"
     path = request.getfixturevalue("wide") if wide else build.library_file(f"networks-{request.param}")
     monkeypatch.setattr(libraries, "library_file", lambda *_: path)
-    opened = libraries.open_library("this", native._SIGNATURES)
-    monkeypatch.setattr(native, "_library", lambda: opened)
+    opened = libraries.open_library("this", calls.SIGNATURES)
+    monkeypatch.setattr(calls, "library", lambda: opened)
     return request.param
 
 
@@ -153,7 +153,7 @@ def packed(layers: list[Tensor], pack: Pack) -> list[Tensor]:
 @pytest.mark.parametrize(("mixed", "beside"), [(False, 1), (True, 1), (False, 3)])
 @pytest.mark.parametrize("eps", [-1.0, 1e-6])
 @pytest.mark.parametrize(("pack", "paired", "tolerance"), [
-    (native.pack, False, 2e-6), (native.pack, True, 4e-6), (native.pack_bytes, False, 0.05),
+    (native.pack, False, 2e-6), (native.pack, True, 4e-6), (native.pack_int8, False, 0.05),
 ])  # fmt: skip
 def test_blocks_of_attention(
     images: int,
@@ -191,7 +191,7 @@ def test_blocks_of_attention(
         want = want + of_ffn(norm(want), second)
         whole = native.whole_mixing(*mixing) if mixed else ()
         rows.append(native.joined([*packed(first, pack), *whole, *packed(second, pack)]))
-    bytes_alone = pack is native.pack_bytes
+    bytes_alone = pack is native.pack_int8
     settings = torch.stack(rows), heads, inner, hidden, mixed, scale, eps, eps
     ops.attention_blocks_(plain := x.clone(), *settings, False, bytes_alone)
     ops.attention_blocks_(x, *settings, paired, bytes_alone)
@@ -284,7 +284,7 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize(("side", "step", "padding"), [(3, 2, 1), (4, 4, 0), (5, 1, 2), (2, 3, 4)])
 @pytest.mark.parametrize(("images", "convolutions"), [(1, 1), (2, 3), (5, 2)])
-@pytest.mark.parametrize(("pack", "tolerance"), [(native.pack, 2e-6), (native.pack_bytes, 0.05)])
+@pytest.mark.parametrize(("pack", "tolerance"), [(native.pack, 2e-6), (native.pack_int8, 0.05)])
 def test_stem(side: int, step: int, padding: int, images: int, convolutions: int, pack: Pack, tolerance: float) -> None:
     windows = [(side, step, padding), (3, 1, 1), (1, 1, 0)][:convolutions]
     widths = [5, 19, 40, 7][: convolutions + 1]
@@ -296,12 +296,12 @@ def test_stem(side: int, step: int, padding: int, images: int, convolutions: int
         weights += pack(weight.permute(0, 2, 3, 1).flatten(1), bias)
         stages += [to, kernel, stride, pad]
     maps, joined = x.permute(0, 2, 3, 1), native.joined(weights)
-    got = ops.stem(maps, joined, stages, pack is native.pack_bytes)
+    got = ops.stem(maps, joined, stages, pack is native.pack_int8)
     assert_close(got.permute(0, 3, 1, 2), want.float(), convolutions * tolerance)
     assert ops.stem(maps.to("meta"), joined.to("meta"), stages, False).shape == got.shape
     for wrong, given in ((maps[..., :4], joined), (maps, joined[:0])):
         with pytest.raises(ValueError, match="not those of blocks"):
-            ops.stem(wrong, given, stages, pack is native.pack_bytes)
+            ops.stem(wrong, given, stages, pack is native.pack_int8)
     with pytest.raises(ValueError, match="no window of 99 x 99"):
         ops.stem(maps, joined, [19, 99, 50, 0], False)
 
@@ -348,7 +348,7 @@ def of_conv_branch(branch: ConvBranch, pack: Pack) -> tuple[Tensor, int]:
 @pytest.mark.parametrize("dim", [64, 96, 336])
 @pytest.mark.parametrize("eps", [-1.0, 1e-6])
 @pytest.mark.parametrize(("pack", "paired", "tolerance"), [
-    (native.pack, False, 2e-6), (native.pack, True, 4e-6), (native.pack_bytes, False, 0.03),
+    (native.pack, False, 2e-6), (native.pack, True, 4e-6), (native.pack_int8, False, 0.03),
 ])  # fmt: skip
 @pytest.mark.usefixtures("threads")
 def test_conv_branch(
@@ -358,9 +358,9 @@ def test_conv_branch(
     want = x + branch.plain(x.double() if eps < 0 else F.layer_norm(x.double(), (dim,), eps=eps)).float()
     weights = of_conv_branch(branch.float(), pack)
     plain = x.clone()
-    ops.conv_blocks_(x, *weights, eps, paired, pack is native.pack_bytes)
+    ops.conv_blocks_(x, *weights, eps, paired, pack is native.pack_int8)
     assert_close(x, want.detach(), tolerance)
-    ops.conv_blocks_(plain, *weights, eps, False, pack is native.pack_bytes)
+    ops.conv_blocks_(plain, *weights, eps, False, pack is native.pack_int8)
     if paired and shape[1] * shape[2] >= 16 and dim % 32 == 0:  # there is a pair
         assert not torch.equal(x, plain)
 
@@ -424,7 +424,7 @@ def test_the_number_of_threads_changes_nothing(threads: int) -> None:
 def test_what_a_kernel_cannot_take_is_refused() -> None:
     x = torch.randn(4, 32)
     weight, bias = native.pack(torch.randn(32, 32), torch.zeros(32))
-    levels, terms = native.pack_bytes(torch.randn(32, 32), torch.zeros(32))
+    levels, terms = native.pack_int8(torch.randn(32, 32), torch.zeros(32))
     for wrong in (
         (x.double(), weight, bias),
         (x, weight[:, :5], bias),
@@ -444,7 +444,7 @@ def test_what_a_kernel_cannot_take_is_refused() -> None:
     with pytest.raises(ValueError, match="float32"):
         ops.attention(*(torch.zeros(1, 1, 3, 4, dtype=torch.int8) for _ in range(3)), 1.0, True)
     with pytest.raises(ValueError, match="not that of 64 outputs"):
-        native.pack_bytes(torch.randn(64, 8), torch.randn(8))
+        native.pack_int8(torch.randn(64, 8), torch.randn(8))
     row = torch.zeros(2, 64, dtype=torch.uint8)
     for shape, squeezed in (((1, 1, 1, 20), 16), ((1, 1, 1, 16), 8)):
         with pytest.raises(ValueError, match="not multiples of 16"):
@@ -531,7 +531,7 @@ def test_bytes_of_weights_are_the_nearest_levels_and_cannot_overflow(
         weight[:, 0] = -1000
     elif kind == "zeros":
         weight.zero_()
-    packed, terms = native.pack_bytes(weight, bias)
+    packed, terms = native.pack_int8(weight, bias)
     levels, (scale, sums, shift) = levels_of(packed, outputs), terms.transpose(0, 1).flatten(1)[:, :outputs]
     assert ((weight - scale[:, None] * levels[:, :inputs]).abs() <= scale[:, None] * 0.501).all()
     torch.testing.assert_close(sums, scale * levels.sum(dim=1))
@@ -550,7 +550,7 @@ def test_bytes_of_weights_are_the_nearest_levels_and_cannot_overflow(
 @pytest.mark.parametrize("eps", [-1.0, 1e-6])
 def test_linear_of_bytes(rows: int, inputs: int, outputs: int, eps: float) -> None:
     x, weight, bias = torch.randn(rows, inputs), torch.randn(outputs, inputs), torch.randn(outputs)
-    packed, terms = native.pack_bytes(weight, bias)
+    packed, terms = native.pack_int8(weight, bias)
     got = ops.linear(x, packed, terms, outputs, eps, False)
     scale = terms.transpose(0, 1).flatten(1)[0, :outputs, None].double()
     left = x if eps < 0 else F.layer_norm(x, (inputs,), eps=eps)
@@ -565,7 +565,7 @@ def test_bytes_at_the_largest_sums_that_there_can_be() -> None:
     for sign in (1.0, -1.0):
         x, weight = torch.ones(4, 512), torch.full((16, 512), sign)
         x[:, 0] = 0
-        got = ops.linear(x, *native.pack_bytes(weight, torch.zeros(16)), 16, -1.0, False)
+        got = ops.linear(x, *native.pack_int8(weight, torch.zeros(16)), 16, -1.0, False)
         assert_close(got, F.linear(x, weight), 0.02)
 
 
@@ -574,7 +574,7 @@ def test_linear_adds_in_place_of_bytes(gated: bool) -> None:
     x, weight, bias, total = torch.randn(3, 7, 50), torch.randn(20, 50), torch.randn(20), torch.randn(3, 7, 20)
     gate = torch.rand(3, 50) if gated else None
     want = total + F.linear(x if gate is None else x * gate[:, None], weight, bias)
-    ops.linear_(total, x, *native.pack_bytes(weight, bias), gate)
+    ops.linear_(total, x, *native.pack_int8(weight, bias), gate)
     assert_close(total, want, 0.03)
 
 
@@ -585,7 +585,7 @@ def test_ffn_of_bytes(rows: int, dim: int, hidden: int) -> None:
     b1, b2 = torch.randn(hidden), torch.randn(dim)
     inside = F.gelu(F.linear(F.layer_norm(x, (dim,), eps=1e-6), w1, b1))
     want, total = x + F.linear(inside, w2, b2), x.clone()
-    ops.ffn_(total, None, *native.pack_bytes(w1, b1), *native.pack_bytes(w2, b2), hidden, 1e-6)
+    ops.ffn_(total, None, *native.pack_int8(w1, b1), *native.pack_int8(w2, b2), hidden, 1e-6)
     assert_close(total, want, 0.04)
 
 
@@ -612,7 +612,7 @@ def test_what_is_no_number_stays_none_of_bytes() -> None:
     for wrong in (torch.nan, torch.inf):
         x = torch.randn(5, 70)
         x[2, 69] = wrong
-        got = ops.linear(x, *native.pack_bytes(torch.randn(9, 70), torch.randn(9)), 9, -1.0, False)
+        got = ops.linear(x, *native.pack_int8(torch.randn(9, 70), torch.randn(9)), 9, -1.0, False)
         assert got[2].isnan().all()
         assert got[[0, 1, 3, 4]].isfinite().all()
         q, k, v = (torch.randn(1, 2, 40, 16) for _ in range(3))
@@ -622,13 +622,13 @@ def test_what_is_no_number_stays_none_of_bytes() -> None:
         assert out[..., 16:].isfinite().all()
         damaged = torch.randn(9, 70)
         damaged[4, 5] = wrong
-        got = ops.linear(torch.randn(5, 70), *native.pack_bytes(damaged, torch.randn(9)), 9, -1.0, False)
+        got = ops.linear(torch.randn(5, 70), *native.pack_int8(damaged, torch.randn(9)), 9, -1.0, False)
         assert got[:, 4].isnan().all()
 
 
 def test_bytes_of_rows_of_one_number_and_of_tiny_ones() -> None:
     weight = torch.randn(9, 70)
     for x in (torch.full((3, 70), 2.5), torch.zeros(3, 70), torch.full((3, 70), 1e-42), torch.rand(3, 70) * 1e-38):
-        got = ops.linear(x, *native.pack_bytes(weight, torch.zeros(9)), 9, -1.0, False)
+        got = ops.linear(x, *native.pack_int8(weight, torch.zeros(9)), 9, -1.0, False)
         least = 1e-36  # below, 255 levels are not told apart
         assert (got - F.linear(x, weight)).abs().max() <= (0.03 * x.abs().max() + least) * weight.abs().sum(dim=1).max()

@@ -14,7 +14,8 @@ import patchloom
 from conftest import assert_close, stir
 from patchloom.kernels import native
 from patchloom.layers.stems import LinearStem
-from patchloom.models.fused import AttentionColumn, FusedColumn, FusedResidual
+from patchloom.models.fused.columns import AttentionColumn, FusedColumn
+from patchloom.models.fused.residual import FusedResidual
 from patchloom.training import precision
 
 NETWORKS: list[tuple[str, dict[str, Any]]] = [
@@ -351,7 +352,7 @@ def test_a_copy_for_another_processor_is_refused_where_it_is_opened(
     torch.save(fused, tmp_path / "fused.pt")
     assert torch.equal(torch.load(tmp_path / "fused.pt", weights_only=False)(images), fused(images))
     assert torch.equal(copy.deepcopy(fused)(images), fused(images))
-    monkeypatch.setattr("patchloom.models.network.instruction_set", lambda: "another")
+    monkeypatch.setattr("patchloom.models.fused.network.instruction_set", lambda: "another")
     with pytest.raises(patchloom.PatchloomError, match="this processor has another"):
         torch.load(tmp_path / "fused.pt", weights_only=False)
 

@@ -228,13 +228,14 @@ def test_the_conv_stem_does_not_keep_them_apart() -> None:
     assert int(((stem(x) - stem(y)).abs().amax(dim=(0, 2)) > 1e-6).sum()) > 1
 
 
-def test_patchconvnet_takes_any_size_and_others_name_both() -> None:
+def test_every_family_takes_any_size_but_resmlp_which_names_both() -> None:
     model = patchloom.create_model("patchconvnet_nano", num_classes=3)
     assert model(torch.randn(1, 3, 40, 64)).shape == (1, 3)
     assert model.features(torch.randn(1, 3, 40, 64)).layout == (1, 10, 16)
-    for name in ("deit_nano", "cait_nano", "resmlp_nano"):
-        with pytest.raises(PatchloomError, match=r"32 x 32, not 40 x 32.*img_size=\(40, 32\)"):
-            patchloom.create_model(name)(torch.randn(1, 3, 40, 32))
+    for name in ("deit_nano", "deit3_nano", "cait_nano"):
+        assert patchloom.create_model(name, num_classes=3)(torch.randn(1, 3, 40, 64)).shape == (1, 3)
+    with pytest.raises(PatchloomError, match=r"32 x 32, not 40 x 32.*img_size=\(40, 32\)"):
+        patchloom.create_model("resmlp_nano")(torch.randn(1, 3, 40, 32))
 
 
 @pytest.mark.parametrize(

@@ -169,7 +169,7 @@ def test_wrapped_networks_are_saved_as_what_they_wrap(tmp_path: Path) -> None:
 
 def test_what_cannot_be_saved_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
-    for call in (patchloom.complexity, patchloom.parameter_roles, lambda model: patchloom.save(model, path)):
+    for call in (patchloom.complexity, lambda model: patchloom.save(model, path)):
         with pytest.raises(PatchloomError, match="not Linear"):
             call(nn.Linear(2, 2))
     model = make("deit_nano", {})

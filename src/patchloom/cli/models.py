@@ -48,6 +48,7 @@ def model_rows(pattern: str) -> list[dict[str, Any]]:
     `weights` are the tags of its published weights; `load` and `finetune` accept NAME.TAG.
     """
     from patchloom.models.complexity import complexity
+    from patchloom.models.config import PatchConfig
     from patchloom.models.registry import Entry, Paper, entries, find_config  # torch is imported only here
     from patchloom.weights.catalogue import PUBLISHED
 
@@ -68,7 +69,7 @@ def model_rows(pattern: str) -> list[dict[str, Any]]:
             "weights": list(PUBLISHED.get(config.name, ())),
             "source": entry.paper.source,
         }
-        if LARGER % config.patch_size == 0:
+        if isinstance(config, PatchConfig) and LARGER % config.patch_size == 0:
             larger = complexity(config, LARGER)
             row["at_384"] = {"params": larger.params, "macs": larger.macs, "activations": larger.activations}
         rows.append(row)

@@ -11,7 +11,7 @@ from typing import Any
 from patchloom.data.sources import Item
 from patchloom.errors import PatchloomError, did_you_mean
 from patchloom.install import pip_install
-from patchloom.models.network import check_distinct
+from patchloom.models.class_names import check_distinct
 from patchloom.text import count
 
 SPLIT_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}

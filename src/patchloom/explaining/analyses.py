@@ -23,6 +23,7 @@ from patchloom.inference.norms import branch_norms
 from patchloom.inference.probes import embeddings
 from patchloom.install import install_hint
 from patchloom.models.network import Network
+from patchloom.models.patch_network import patch_network
 from patchloom.tasks.classification.agreement import disagreement
 from patchloom.tasks.classification.task import NORM_IMAGES
 from patchloom.training.run import Run
@@ -60,7 +61,7 @@ def analyse(
     source, items = open_items(data, labels, split, console=console) if data is not None else (None, [])
     found: dict[str, Any] = {"models": {}}
     for model in models:
-        network = open_model(model, device=device)
+        network = patch_network(open_model(model, device=device))
         entry: dict[str, Any] = {"model": network.config.name, "scales": scales(network), "sparsity": sparsity(network)}
         if logged := _logged_norms(model):
             entry["norms_by_epoch"] = logged

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from patchloom.data.mixing import normalise
 from patchloom.models.network import Network
+from patchloom.models.patch_network import PatchNetwork
 
 BATCH = 16  # images per forward pass; more are slower on a CPU
 PLACES = 14  # positions of the hidden square along either side, at most
@@ -49,7 +50,7 @@ def _batches(images: Iterator[Tensor] | Tensor) -> Iterator[Tensor]:
         yield torch.stack(waiting)
 
 
-def grad_cam(network: Network, x: Tensor, target: int) -> Tensor:
+def grad_cam(network: PatchNetwork, x: Tensor, target: int) -> Tensor:
     """Grad-CAM of one image x (1, C, height, width): (grid height, grid width).
 
     relu(sum over channels c of w_c P_c), with patch tokens P and w_c the mean over patches of the gradient of the
@@ -81,7 +82,7 @@ def grad_cam(network: Network, x: Tensor, target: int) -> Tensor:
     return (patches @ gradients.mean(dim=0)).relu().unflatten(0, (height, width))
 
 
-def occlusion(network: Network, x: Tensor, target: int) -> Tensor:
+def occlusion(network: PatchNetwork, x: Tensor, target: int) -> Tensor:
     """Occlusion of one image x (1, C, height, width): (places down, places across).
 
     The drop of the target's log-probability when a square is replaced by the mean colour, averaged over the squares

@@ -32,7 +32,9 @@ from patchloom.explaining.maps import (
 )
 from patchloom.explaining.weights import sparsity
 from patchloom.inference.models import Model, open_model
-from patchloom.models.network import Network, TokenLayout, unwrapped
+from patchloom.models.features import TokenLayout
+from patchloom.models.network import Network, unwrapped
+from patchloom.models.patch_network import PatchNetwork, patch_network
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -119,19 +121,19 @@ def explain(
 
 
 @contextmanager
-def _evaluating(model: Model, device: Device) -> Iterator[Network]:
+def _evaluating(model: Model, device: Device) -> Iterator[PatchNetwork]:
     """The network in eval mode; a network of the caller gets the old mode of every module back afterwards."""
     modules = [] if isinstance(model, str | PathLike) else list(unwrapped(model).modules())
     modes = [module.training for module in modules]
     try:
-        yield open_model(model, device=device)
+        yield patch_network(open_model(model, device=device))
     finally:
         for module, mode in zip(modules, modes, strict=True):
             module.training = mode
 
 
 def _explain(
-    network: Network,
+    network: PatchNetwork,
     image: Picture,
     wanted: Sequence[str],
     target: str | int | None,

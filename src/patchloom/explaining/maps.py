@@ -18,7 +18,9 @@ from patchloom.layers.attention import Attention, ClassAttention, capture_attent
 from patchloom.layers.mixing import ClassMLP, CrossPatchLinear
 from patchloom.layers.residual import Branch
 from patchloom.layers.scales import LayerScale
-from patchloom.models.network import Network, TokenLayout
+from patchloom.models.features import TokenLayout
+from patchloom.models.network import Network
+from patchloom.models.patch_network import PatchNetwork, patch_network
 
 MAPS = ("class-attention", "rollout", "pooling", "per-class", "cross-patch", "grad-cam", "occlusion")
 TOKENS = ("class", "distillation")
@@ -29,7 +31,7 @@ CENTRAL = 6  # patches along a side whose rows are shown (thesis Fig. 4.2)
 class Outputs:
     """One image and the outputs of a network for it, from which maps are made."""
 
-    network: Network
+    network: PatchNetwork
     x: Tensor  # (1, C, height, width), normalised
     layout: TokenLayout
     logits: Tensor  # (classes,)
@@ -53,6 +55,8 @@ def forward_with_attention(network: Network, x: Tensor) -> tuple[Tensor, dict[st
 
 def available_maps(network: Network) -> tuple[str, ...]:
     """The maps that a network supports: those of its architecture, then those of every network."""
+    if not isinstance(network, PatchNetwork):
+        return ()  # the maps are read off the parts of our own networks
     inside = [module for block in network.blocks for module in block.modules()]
     pooled = [module for block in network.pool for module in block.modules() if isinstance(module, ClassAttention)]
     attends = any(isinstance(module, Attention) for module in inside)
@@ -69,7 +73,7 @@ def available_maps(network: Network) -> tuple[str, ...]:
 
 def check_maps(network: Network, names: str | Sequence[str] | None) -> tuple[str, ...]:
     """The requested maps without repetition, by default all; raises PatchloomError for those that are not supported."""
-    possible, names = available_maps(network), (names,) if isinstance(names, str) else names
+    possible, names = available_maps(patch_network(network)), (names,) if isinstance(names, str) else names
     for name in names or ():
         if name not in MAPS:
             raise PatchloomError(
@@ -215,7 +219,7 @@ def _cross_patch(outputs: Outputs) -> dict[str, Tensor]:
     return {"": total.unflatten(0, (outputs.layout.height, outputs.layout.width))}
 
 
-def patch_rows(network: Network) -> dict[str, Tensor]:
+def patch_rows(network: PatchNetwork) -> dict[str, Tensor]:
     """Rows of the cross-patch matrices by layer, (rows, grid height, grid width): those of the 6 x 6 central patches in
     row-major order (thesis Fig. 4.2), and the only row of a class-MLP.
 

@@ -11,11 +11,12 @@ from patchloom.layers.mixing import CrossPatchFFN, CrossPatchLinear
 from patchloom.layers.residual import Branch
 from patchloom.layers.scales import LayerScale, ScalarScale
 from patchloom.models.network import Network
+from patchloom.models.patch_network import PatchNetwork
 
 NEAR_ZERO = 0.05  # of the largest absolute weight (thesis Fig. 4.3)
 
 
-def sparsity(network: Network) -> dict[str, dict[str, float]]:
+def sparsity(network: PatchNetwork) -> dict[str, dict[str, float]]:
     """The share of weights below 5 % of the largest absolute weight of their matrix, by block (thesis Fig. 4.3).
 
     "A" is the cross-patch layer of ResMLP ("A1" and "A2" if it is an MLP), "B" and "C" are the two layers of the FFN

@@ -20,6 +20,7 @@ from patchloom.devices import Device, choose_device
 from patchloom.errors import PatchloomError
 from patchloom.exporting.check import Comparison, calibration_crops, compare, find_pictures
 from patchloom.exporting.formats import FORMATS, Artefact, Format, Request, find_format, make
+from patchloom.models.fused import FusedNetwork
 from patchloom.models.network import Network, unwrapped
 from patchloom.weights.load import load
 
@@ -149,7 +150,7 @@ def _as_patchloom_error(what: str) -> Iterator[None]:
 def _network(model: Source, base: Source | None) -> Network:
     """A copy of the network on the CPU in float32, so that tracing does not change the caller's."""
     network = load(model, base=base) if isinstance(model, str | PathLike) else copy.deepcopy(unwrapped(model))
-    if network.fused:
+    if isinstance(network, FusedNetwork):
         raise PatchloomError("A fused copy cannot be exported. Export the network it was made from.")
     return network.cpu().float().eval().requires_grad_(False)
 

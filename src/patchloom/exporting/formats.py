@@ -42,7 +42,7 @@ class Request:
     @property
     def any_size(self) -> bool:
         """Whether height and width are dynamic. With one row or column of patches, torch.export would fix them."""
-        return self.network._takes_any_size() and min(self.network.config.grid) > 1
+        return self.network.traces_any_size and min(self.network.config.grid) > 1
 
     @property
     def quantisation(self) -> str | None:

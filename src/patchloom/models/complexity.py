@@ -16,8 +16,9 @@ from torch import nn
 from patchloom.layers.mixing import SQUEEZE
 from patchloom.layers.residual import Gate
 from patchloom.layers.stems import stem_strides
-from patchloom.models.config import Config, ImageSize, as_size
+from patchloom.models.config import Config, ImageSize, PatchConfig, as_size
 from patchloom.models.convnet import ConvNetConfig, trunk_complexity
+from patchloom.models.foreign import ForeignConfig, count_foreign
 from patchloom.models.network import unwrapped
 from patchloom.models.patchconvnet import PatchConvNetConfig, PoolConfig
 from patchloom.models.registry import find_config
@@ -112,6 +113,10 @@ def _convnet(config: ConvNetConfig) -> Complexity:
     return Complexity(*trunk_complexity(config)) + _pooled_head(config)
 
 
+def _foreign(config: ForeignConfig) -> Complexity:
+    return Complexity(*count_foreign(config))
+
+
 def _pooled_head(config: PoolConfig) -> Complexity:
     """The pooling stage, the final norm and the head."""
     dim, queries = config.dim, config.prefix_tokens
@@ -123,14 +128,14 @@ def _pooled_head(config: PoolConfig) -> Complexity:
     return vector(queries * dim) + attention + ffn(dim, int(dim * config.mlp_ratio), queries) + vector(6 * dim) + head
 
 
-def _head(config: Config) -> Complexity:
+def _head(config: PatchConfig) -> Complexity:
     """One Linear (or one vector per class, which costs the same), or the MLP: linear, BatchNorm, ReLU, linear."""
     dim = config.dim
     hidden = linear(dim, dim) + vector(2 * dim) if config.head == "mlp" else Complexity()
     return hidden + linear(dim, config.num_classes)
 
 
-def _stem(config: Config, norm: str = "none") -> Complexity:
+def _stem(config: PatchConfig, norm: str = "none") -> Complexity:
     kind, dim, patch = getattr(config, "stem", "linear"), config.dim, config.patch_size
     if kind.startswith("linear"):
         return conv(config.in_chans, dim, patch, config.grid) + vector(2 * dim if kind == "linear_norm" else 0)
@@ -188,4 +193,5 @@ _COUNT: dict[type, Callable[..., Complexity]] = {
     ResmlpConfig: _resmlp,
     PatchConvNetConfig: _patchconvnet,
     ConvNetConfig: _convnet,
+    ForeignConfig: _foreign,
 }

@@ -8,9 +8,12 @@ import types
 from collections.abc import Iterable
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 from patchloom.errors import PatchloomError, did_you_mean
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 ImageSize = int | tuple[int, int]
 # far above every network that can be trained, so that a slip of the hand or a forged file is refused at once
@@ -20,62 +23,29 @@ _WIDEST_FFN = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
-    """What every network has. A family adds its own choices, one field each, the same word everywhere."""
+class BaseConfig:
+    """What every network has, whatever it takes in: a name, a family, and options that are checked and are JSON."""
 
     architecture: ClassVar[str]
 
     name: str = "custom"
     family: str = "custom"
-    num_classes: int = 1000
-    img_size: tuple[int, int] = (224, 224)
-    in_chans: int = 3
-    patch_size: int = 16
-    dim: int = 384
-    depth: int = 12
-    drop_path: float = 0.0
-    head: Literal["linear", "mlp"] = "linear"  # mlp: linear, BatchNorm, ReLU, linear (Grafit's transfer experiments)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "img_size", as_size(self.img_size))
         hints = get_type_hints(type(self))
         for field in dataclasses.fields(self):
             value = plain_number(getattr(self, field.name))
             check_value(self.name, field, value, hints[field.name])
             object.__setattr__(self, field.name, value)
-        if not 0 <= self.drop_path < 1:
-            raise PatchloomError(f"The drop_path of {self.name} must be at least 0 and below 1, not {self.drop_path}.")
-        if not 1 <= int(self.dim * getattr(self, "mlp_ratio", 1)) <= _WIDEST_FFN:
-            raise PatchloomError(
-                f"The mlp_ratio of {self.name}, {getattr(self, 'mlp_ratio', 1)}, must give its FFN a width from 1 to "
-                f"{_WIDEST_FFN}."
-            )
-        if max(self.img_size) > _LONGEST_SIDE:
-            size = " x ".join(map(str, self.img_size))
-            raise PatchloomError(f"The img_size of {self.name} is at most {_LONGEST_SIDE}, not {size}.")
-        check_divisible(self.img_size, self.patch_size, f"An image size of {self.name}")
 
-    @property
-    def grid(self) -> tuple[int, int]:
-        """Patches along the height and along the width."""
-        return self.img_size[0] // self.patch_size, self.img_size[1] // self.patch_size
-
-    @property
-    def patches(self) -> int:
-        return self.grid[0] * self.grid[1]
-
-    @property
-    def scale_start(self) -> float | None:
-        """The first value of LayerScale's factors; None for a network without LayerScale."""
-        return None
-
-    def replace(self, **options: Any) -> Config:
+    def replace(self, **options: Any) -> Self:
         """A copy with other options; an unknown one is refused with the nearest known."""
         self.check_known(options, self.name)
         return dataclasses.replace(self, **options)
 
     @classmethod
     def check_known(cls, options: Iterable[str], name: str) -> None:
+        """Raise PatchloomError for an option that this kind of network does not have."""
         known = {field.name for field in dataclasses.fields(cls)}
         for option in options:
             if option not in known:
@@ -86,6 +56,64 @@ class Config:
 
     def to_json(self) -> dict[str, Any]:
         return {"architecture": self.architecture, **dataclasses.asdict(self)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(BaseConfig):
+    """A network of images (B, in_chans, height, width) with a head of `num_classes` outputs."""
+
+    num_classes: int = 1000
+    img_size: tuple[int, int] = (224, 224)
+    in_chans: int = 3
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "img_size", as_size(self.img_size))
+        super().__post_init__()
+        if max(self.img_size) > _LONGEST_SIDE:
+            size = " x ".join(map(str, self.img_size))
+            raise PatchloomError(f"The img_size of {self.name} is at most {_LONGEST_SIDE}, not {size}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatchConfig(Config):
+    """What our own networks share. A family adds its own choices, one field each, the same word everywhere."""
+
+    patch_size: int = 16
+    dim: int = 384
+    depth: int = 12
+    drop_path: float = 0.0
+    head: Literal["linear", "mlp"] = "linear"  # mlp: linear, BatchNorm, ReLU, linear (Grafit's transfer experiments)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_rate(self.name, "drop_path", self.drop_path)
+        if not 1 <= int(self.dim * getattr(self, "mlp_ratio", 1)) <= _WIDEST_FFN:
+            raise PatchloomError(
+                f"The mlp_ratio of {self.name}, {getattr(self, 'mlp_ratio', 1)}, must give its FFN a width from 1 to "
+                f"{_WIDEST_FFN}."
+            )
+        check_divisible(self.img_size, self.patch_size, f"An image size of {self.name}")
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Patches along the height and along the width."""
+        return self.img_size[0] // self.patch_size, self.img_size[1] // self.patch_size
+
+    @property
+    def patches(self) -> int:
+        """The number of patches of an image."""
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def scale_start(self) -> float | None:
+        """The first value of LayerScale's factors; None for a network without LayerScale."""
+        return None
+
+
+def check_rate(model: str, option: str, rate: float) -> None:
+    """Refuse a drop probability that is not in [0, 1)."""
+    if not 0 <= rate < 1:
+        raise PatchloomError(f"The {option} of {model} must be at least 0 and below 1, not {rate}.")
 
 
 def as_size(size: Any) -> tuple[int, int]:

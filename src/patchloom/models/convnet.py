@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from patchloom.compat import import_timm
 from patchloom.errors import PatchloomError, did_you_mean
 from patchloom.layers.norms import make_norm
-from patchloom.models.network import Network
+from patchloom.models.patch_network import PatchNetwork
 from patchloom.models.patchconvnet import PoolConfig, pool_stage
 from patchloom.models.registry import Paper, register, register_architecture, register_pattern
 
@@ -46,7 +46,7 @@ class TimmStem(nn.Module):
         return self.trunk(images).flatten(2).transpose(1, 2)
 
 
-class ConvNet(Network):
+class ConvNet(PatchNetwork):
     """See the module's docstring."""
 
     config: ConvNetConfig
@@ -65,6 +65,7 @@ class ConvNet(Network):
             per_class=config.queries == "per_class",
             pool=pool_stage(config),
             norm=make_norm("layer", config.dim),
+            keep_refused="its trunk is a convnet, which computes whole maps",
         )
 
     def init_weights(self) -> None:

@@ -11,8 +11,7 @@ from patchloom.models.resmlp import ResmlpConfig
 _OURS = Paper("ours, for small images")
 _SMALL: dict[str, Any] = {"img_size": (32, 32), "patch_size": 4, "dim": 96}
 
-register(find_config("deit_tiny").replace(name="deit_nano", depth=6, **_SMALL), _OURS)
-register(find_config("deit3_tiny").replace(name="deit3_nano", depth=6, **_SMALL), _OURS)
-register(find_config("cait_xxs24").replace(name="cait_nano", depth=6, **_SMALL), _OURS)
+for _name, _like in {"deit_nano": "deit_tiny", "deit3_nano": "deit3_tiny", "cait_nano": "cait_xxs24"}.items():
+    register(find_config(_like).replace(name=_name, depth=6, **_SMALL), _OURS)
 register(ResmlpConfig(name="resmlp_nano", family="resmlp", depth=8, **_SMALL), _OURS)
 register(PatchConvNetConfig(name="patchconvnet_nano", family="patchconvnet", depth=16, **_SMALL), _OURS)

@@ -22,13 +22,15 @@ from patchloom.layers.norms import make_norm
 from patchloom.layers.residual import Block, Branch, Residual
 from patchloom.layers.scales import LayerScale
 from patchloom.layers.stems import make_stem
-from patchloom.models.config import Config, check_heads
-from patchloom.models.network import Network, PerClassHead, unwrapped
+from patchloom.models.config import PatchConfig, check_heads
+from patchloom.models.fused import FusedNetwork
+from patchloom.models.heads import PerClassHead
+from patchloom.models.patch_network import PatchNetwork, patch_network
 from patchloom.models.registry import Paper, register, register_architecture
 
 
 @dataclass(frozen=True, kw_only=True)
-class PoolConfig(Config):
+class PoolConfig(PatchConfig):
     """The choices of attention pooling on top of any trunk."""
 
     heads: int = 1
@@ -77,11 +79,10 @@ class PatchConvNetConfig(PoolConfig):
         return 1e-4 if self.dim <= _DIMS["s"] and self.depth <= 60 else 1e-6
 
 
-class PatchConvNet(Network):
+class PatchConvNet(PatchNetwork):
     """See the module's docstring; `config` decides every choice."""
 
     config: PatchConvNetConfig
-    maps = True
 
     def __init__(self, config: PatchConvNetConfig) -> None:
         super().__init__(
@@ -92,6 +93,8 @@ class PatchConvNet(Network):
             blocks=[_trunk_block(config) for _ in range(config.depth)],
             pool=pool_stage(config),
             norm=make_norm("layer", config.dim),
+            maps=True,
+            keep_refused="its convolutions need the whole map",
         )
 
 
@@ -117,7 +120,7 @@ def pool_stage(config: PoolConfig) -> list[Block]:
 
 @torch.inference_mode(False)
 @torch.no_grad()
-def per_class_queries(model: Network) -> Network:
+def per_class_queries(model: nn.Module) -> PatchNetwork:
     """A copy of a network with one query that has one query per class instead (thesis 5.2.1), ready for fine-tuning.
 
     Every class starts from a copy of the trained query (1, 1, D) -> (1, classes, D) and from its own row of the head.
@@ -127,11 +130,11 @@ def per_class_queries(model: Network) -> Network:
 
     Raises PatchloomError where there is no attention pooling, or a head other than "linear".
     """
-    network = copy.deepcopy(unwrapped(model))
+    network = copy.deepcopy(patch_network(model))
     config = network.config
     if not isinstance(config, PoolConfig):
         raise PatchloomError(f"{config.name} has no attention pooling, so it cannot have one query per class.")
-    if network.fused:
+    if isinstance(network, FusedNetwork):
         raise PatchloomError("A fused copy has folded weights: convert the network that it was made from.")
     if config.queries == "per_class":
         return network

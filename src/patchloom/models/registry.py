@@ -78,7 +78,7 @@ def find_config(name: str) -> Config:
 
 
 def config_from_json(values: Any) -> Config:
-    """The inverse of Config.to_json."""
+    """The inverse of BaseConfig.to_json."""
     if not isinstance(values, dict):
         raise PatchloomError(f"A network is described by an object of options, not by {values!r}.")
     values = dict(values)

@@ -20,13 +20,13 @@ from patchloom.layers.norms import make_norm
 from patchloom.layers.residual import Block, Branch, Residual
 from patchloom.layers.scales import AffineScale, LayerScale, layerscale_value
 from patchloom.layers.stems import make_stem
-from patchloom.models.config import Config
-from patchloom.models.network import Network
+from patchloom.models.config import PatchConfig
+from patchloom.models.patch_network import PatchNetwork
 from patchloom.models.registry import Paper, register, register_architecture
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResmlpConfig(Config):
+class ResmlpConfig(PatchConfig):
     """The choices of a ResMLP (thesis Table 4.3)."""
 
     architecture: ClassVar[str] = "resmlp"
@@ -54,7 +54,7 @@ class ResmlpConfig(Config):
         return int(self.aggregation == "class_mlp")
 
 
-class ResMLP(Network):
+class ResMLP(PatchNetwork):
     """See the module's docstring; `config` decides every choice."""
 
     config: ResmlpConfig
@@ -69,10 +69,9 @@ class ResMLP(Network):
             blocks=[_trunk_block(config) for _ in range(config.depth)],
             pool=[_class_block(config) for _ in range(config.class_depth if class_mlp else 0)],
             norm=make_norm(config.norm, config.dim),
+            fixed_grid=True,
+            keep_refused="its cross-patch layers have one weight for every pair of patches",
         )
-
-    def _takes_any_size(self) -> bool:
-        return False
 
 
 def _trunk_block(config: ResmlpConfig) -> Block:

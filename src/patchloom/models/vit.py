@@ -23,8 +23,8 @@ from patchloom.layers.norms import make_norm
 from patchloom.layers.residual import Block, Branch, Gate, Residual
 from patchloom.layers.scales import FixupScale, LayerScale, ScalarScale, Scale, layerscale_value
 from patchloom.layers.stems import make_stem
-from patchloom.models.config import Config, check_heads
-from patchloom.models.network import Network
+from patchloom.models.config import PatchConfig, check_heads, check_rate
+from patchloom.models.patch_network import PatchNetwork
 from patchloom.models.registry import register_architecture
 
 ScaleName = Literal[
@@ -38,7 +38,7 @@ _WITH_PARAMETERS = ("layerscale", "epsilon", "rezero", "skipinit", "fixup")
 
 
 @dataclass(frozen=True, kw_only=True)
-class VitConfig(Config):
+class VitConfig(PatchConfig):
     """The choices of a vision transformer."""
 
     architecture: ClassVar[str] = "vit"
@@ -73,8 +73,7 @@ class VitConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_heads(self)
-        if not 0 <= self.dropout < 1:
-            raise PatchloomError(f"The dropout of {self.name} must be at least 0 and below 1, not {self.dropout}.")
+        check_rate(self.name, "dropout", self.dropout)
         if self.distilled and self.aggregation == "average":
             raise PatchloomError(f"{self.name} averages its patches: there is no place for a distillation token.")
         if self.class_token_at and (self.aggregation != "class_token" or self.class_token_at >= self.depth):
@@ -132,7 +131,7 @@ class VitConfig(Config):
         return [self.drop_path * i / (self.depth - 1) for i in range(self.depth)]
 
 
-class VisionTransformer(Network):
+class VisionTransformer(PatchNetwork):
     """See the module's docstring; `config` decides every choice."""
 
     config: VitConfig

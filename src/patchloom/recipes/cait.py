@@ -6,7 +6,7 @@ It reaches 82.7 % with CaiT-S24 and 83.8 % with CaiT-M36 at 224 pixels (quoted f
 from __future__ import annotations
 
 from patchloom.layers.scales import layerscale_value, uniform_drop_rate
-from patchloom.models.config import Config
+from patchloom.models.config import PatchConfig
 from patchloom.recipes.cited import Cited, Size, cite, derive, for_patches, size_of
 from patchloom.recipes.deit import DEIT
 from patchloom.recipes.recipe import Recipe
@@ -30,13 +30,13 @@ _REFERENCE: Size = (384, 24)
 _STUDY = {12: 0.05, 18: 0.10, 24: 0.20, 36: 0.25, 48: 0.30}
 
 
-def cait(model: Config | None = None) -> Recipe:
+def cait(model: PatchConfig | None = None) -> Recipe:
     """DeiT's procedure for longer, with the drop rate and LayerScale's start of the model; CaiT-S24's without one."""
     size = size_of(model) if model else _REFERENCE
     return cite(_CAIT, drop_path=drop_rate(model), layerscale=_layerscale(*size))
 
 
-def depth_study(model: Config | None = None) -> Recipe:
+def depth_study(model: PatchConfig | None = None) -> Recipe:
     """DeiT's procedure with the drop rate of the depth study; 12 blocks' without a model."""
     depth = size_of(model)[1] if model else 12
     listed = min(_STUDY, key=lambda known: (abs(known - depth), known))
@@ -46,7 +46,7 @@ def depth_study(model: Config | None = None) -> Recipe:
     return cite(_DEPTH_STUDY, drop_path=for_patches(model, rate), layerscale=_layerscale(384, depth))
 
 
-def drop_rate(model: Config | None) -> Cited:
+def drop_rate(model: PatchConfig | None) -> Cited:
     """The drop rate of Table 3.16, or of the papers' rule for a model that it does not list."""
     return for_patches(model, _drop_rate(size_of(model) if model else _REFERENCE))
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from patchloom.models.config import Config
+from patchloom.models.config import PatchConfig
 from patchloom.recipes.recipe import Recipe
 
 Cited = tuple[Any, str]  # a value and where it comes from
@@ -43,19 +43,19 @@ def lamb(where: str) -> dict[str, Cited]:
     return {**LAMB, "optimizer": ("lamb", where)}
 
 
-def size_of(model: Config) -> Size:
+def size_of(model: PatchConfig) -> Size:
     """Width, and the total number of pairs of attention (or mixing) and FFN: P parallel branches count as P blocks."""
     return model.dim, model.depth * getattr(model, "branches", 1)
 
 
-def for_patches(model: Config | None, rate: Cited) -> Cited:
+def for_patches(model: PatchConfig | None, rate: Cited) -> Cited:
     """The drop rate of a table by width and depth, which applies to patch networks; convnets get none."""
     if model is None or model.family != "convnet":
         return rate
     return 0.0, f"inferred for {model.name}: none, as rates by width and depth are for patch networks"
 
 
-def nearest(rows: Mapping[Size, Row], model: Config) -> tuple[Row, str]:
+def nearest(rows: Mapping[Size, Row], model: PatchConfig) -> tuple[Row, str]:
     """The row of a paper's table for a model, and a remark if the model is not listed.
 
     For an unlisted model: the row nearest in width, and among those the nearest in depth.

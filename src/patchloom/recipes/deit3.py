@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from patchloom.models.config import Config
+from patchloom.models.config import PatchConfig
 from patchloom.recipes.cited import Cited, Size, cite, derive, for_patches, lamb, nearest
 from patchloom.recipes.deit import DEIT
 from patchloom.recipes.recipe import Recipe
@@ -51,22 +51,22 @@ _RATES_FINE_224: dict[Size, Cited] = {
 }
 
 
-def deit3_1k(model: Config | None = None) -> Recipe:
+def deit3_1k(model: PatchConfig | None = None) -> Recipe:
     """From scratch on ImageNet-1k; ViT-B's values without a model."""
     return _for_model(_DEIT3_1K, model, _RATES_1K, "thesis Table 6.14, 400 epochs")
 
 
-def deit3_21k(model: Config | None = None) -> Recipe:
+def deit3_21k(model: PatchConfig | None = None) -> Recipe:
     """Pre-training on ImageNet-21k."""
     return _for_model(_DEIT3_21K, model, _RATES_21K, "thesis Table 6.14, 90 epochs")
 
 
-def deit3_21k_to_1k(model: Config | None = None) -> Recipe:
+def deit3_21k_to_1k(model: PatchConfig | None = None) -> Recipe:
     """From ImageNet-21k to ImageNet-1k."""
     return _for_model(_DEIT3_TO_1K, model, _RATES_TO_1K, _README)
 
 
-def deit3_finetune(model: Config | None = None) -> Recipe:
+def deit3_finetune(model: PatchConfig | None = None) -> Recipe:
     """Fine-tuning at another resolution, in training mode: stochastic depth is active. ViT-H, whose patches of 14 do
     not divide 384, is fine-tuned at 224 (thesis Table 6.6)."""
     recipe = _for_model(_DEIT3_FINETUNE, model, _RATES_FINE, _FINE)
@@ -79,7 +79,7 @@ def deit3_finetune(model: Config | None = None) -> Recipe:
     return dataclasses.replace(recipe, sources=inferred)
 
 
-def longer_1k(recipe: Recipe, model: Config | None) -> dict[str, Cited]:
+def longer_1k(recipe: Recipe, model: PatchConfig | None) -> dict[str, Cited]:
     """Changes for more than 400 epochs (thesis 6.4): weight decay 0.05, and 0.05 more drop rate per 200 epochs."""
     extra = max(0, recipe.epochs - _DEIT3_1K.epochs)
     if not extra:
@@ -89,7 +89,7 @@ def longer_1k(recipe: Recipe, model: Config | None) -> dict[str, Cited]:
     return {"weight_decay": (0.05, f"{rule}: 0.05"), "drop_path": for_patches(model, raised)}
 
 
-def longer_21k(recipe: Recipe, model: Config | None) -> dict[str, Cited]:
+def longer_21k(recipe: Recipe, model: PatchConfig | None) -> dict[str, Cited]:
     """Changes for 240 epochs (caption of thesis Table 6.5): 0.05 more drop rate."""
     if recipe.epochs < _LONG_21K:
         return {}
@@ -97,7 +97,7 @@ def longer_21k(recipe: Recipe, model: Config | None) -> dict[str, Cited]:
     return {"drop_path": for_patches(model, raised)}
 
 
-def finetune_at_224(recipe: Recipe, model: Config | None) -> dict[str, Cited]:
+def finetune_at_224(recipe: Recipe, model: PatchConfig | None) -> dict[str, Cited]:
     """The drop rates of fine-tuning at 224 pixels, after training at 192 or 160."""
     if recipe.resolution is None or recipe.resolution > 224:
         return {}
@@ -108,11 +108,11 @@ def _raised(recipe: Recipe, by: float, why: str) -> Cited:
     return round((recipe.drop_path or 0.0) + by, 4), f"{recipe.drop_path or 0:g}, raised by {by:g}; {why}"
 
 
-def _for_model(recipe: Recipe, model: Config | None, rates: dict[Size, Cited], where: str) -> Recipe:
+def _for_model(recipe: Recipe, model: PatchConfig | None, rates: dict[Size, Cited], where: str) -> Recipe:
     return cite(recipe, drop_path=_rate(model, rates, where))
 
 
-def _rate(model: Config | None, rates: dict[Size, Cited], where: str) -> Cited:
+def _rate(model: PatchConfig | None, rates: dict[Size, Cited], where: str) -> Cited:
     (rate, size), remark = nearest(rates, model) if model else (rates[_B], "")
     return for_patches(model, (rate, f"{where}: {rate:g} for {size}; the same in every block{remark}"))
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from patchloom.errors import PatchloomError
-from patchloom.models.config import Config
+from patchloom.models.config import Config, PatchConfig
 from patchloom.recipes.changes import value_text
 from patchloom.recipes.recipe import Recipe
 
@@ -26,10 +26,10 @@ def network_config(config: Config, recipe: Recipe, num_classes: int, options: Ma
         own |= _scale(config, recipe, options)
     elif recipe.layerscale is not None and "scale_value" in fields:
         own["scale_value"] = recipe.layerscale
-    patch = options.get("patch_size", config.patch_size)
     if recipe.resolution is not None:
         own["img_size"] = (recipe.resolution, recipe.resolution)
-        own["patch_size"] = patch
+        if isinstance(config, PatchConfig):
+            own["patch_size"] = options.get("patch_size", config.patch_size)
     return config.replace(**{**own, **options})
 
 
@@ -51,10 +51,11 @@ def as_built(
     trained       the network starts from weights, which hold its scales
     scales_from   the weights whose scales it starts from
     """
-    start = network.scale_start
-    decay = None if network.family == "convnet" else "uniform"  # timm's convnets have their own way to spread drop_path
+    start = getattr(network, "scale_start", None)
+    of_timm = not isinstance(network, PatchConfig) or network.family == "convnet"
+    decay = None if of_timm else "uniform"  # timm has its own way to distribute drop_path
     has = {
-        "drop_path": network.drop_path,
+        "drop_path": getattr(network, "drop_path", 0.0),
         "drop_path_decay": getattr(network, "drop_path_decay", decay),
         "dropout": getattr(network, "dropout", 0.0),
         "scale": getattr(network, "scale", "none" if start is None else "layerscale"),

@@ -6,7 +6,7 @@ pixels after ImageNet-21k (quoted from thesis Table 5.2).
 
 from __future__ import annotations
 
-from patchloom.models.config import Config
+from patchloom.models.config import PatchConfig
 from patchloom.recipes.cited import Cited, Size, cite, derive, for_patches, lamb, nearest
 from patchloom.recipes.deit import DEIT
 from patchloom.recipes.recipe import Recipe
@@ -31,7 +31,7 @@ _RATES: dict[Size, tuple[str, float]] = {
 _REFERENCE: Size = (384, 60)
 
 
-def patchconvnet(model: Config | None = None) -> Recipe:
+def patchconvnet(model: PatchConfig | None = None) -> Recipe:
     """From scratch on ImageNet-1k; S60's values without a model."""
     decay = 0.01 if model is None or model.dim <= _SMALL_WIDTH else 0.05
     return cite(
@@ -41,34 +41,34 @@ def patchconvnet(model: Config | None = None) -> Recipe:
     )
 
 
-def patchconvnet_21k(model: Config | None = None) -> Recipe:
+def patchconvnet_21k(model: PatchConfig | None = None) -> Recipe:
     """Pre-training on ImageNet-21k."""
     rate, source = _drop_path(model)
     return cite(_PRETRAIN, drop_path=(rate, f"inferred, as from scratch: {source}"))
 
 
-def patchconvnet_21k_to_1k(model: Config | None = None) -> Recipe:
+def patchconvnet_21k_to_1k(model: PatchConfig | None = None) -> Recipe:
     """From ImageNet-21k to ImageNet-1k."""
     return cite(_TO_1K, drop_path=_drop_path(model, less=0.1))
 
 
-def patchconvnet_per_class(model: Config | None = None) -> Recipe:
+def patchconvnet_per_class(model: PatchConfig | None = None) -> Recipe:
     """From one query to one query per class, at the same resolution (finetune ... model.queries=per_class)."""
     rate, source = _drop_path(model, less=0.1)
     return cite(_PER_CLASS, drop_path=(rate, f"inferred, as the other fine-tunings: {source}"))
 
 
-def rate_at_batch(recipe: Recipe, _: Config | None) -> dict[str, Cited]:
+def rate_at_batch(recipe: Recipe, _: PatchConfig | None) -> dict[str, Cited]:
     """The second rate that the thesis prints for pre-training on ImageNet-21k."""
     return {"lr": (4e-3, "thesis 5.2.3: 4e-3 at batch 4096")} if recipe.batch_size == 4096 else {}
 
 
-def patchconvnet_finetune(model: Config | None = None) -> Recipe:
+def patchconvnet_finetune(model: PatchConfig | None = None) -> Recipe:
     """Fine-tuning at a higher resolution."""
     return cite(_FINETUNE, drop_path=_drop_path(model, less=0.1))
 
 
-def _drop_path(model: Config | None, less: float = 0.0) -> Cited:
+def _drop_path(model: PatchConfig | None, less: float = 0.0) -> Cited:
     (size, rate), remark = nearest(_RATES, model) if model else (_RATES[_REFERENCE], "")
     lowered = f", less {less}, at least 0 ({_SETTINGS})" if less else ""
     source = f"thesis Table 5.8: {rate} for {size}{lowered}; the same in every block{remark}"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from patchloom.errors import PatchloomError, did_you_mean
-from patchloom.models.config import Config
+from patchloom.models.config import Config, PatchConfig
+from patchloom.models.convnet import ConvNetConfig
 from patchloom.recipes.cait import cait, depth_study
 from patchloom.recipes.cited import Cited
 from patchloom.recipes.deit import DEIT, DEIT_CIFAR10, VIT_AUGREG, VIT_ORIGINAL
@@ -46,7 +47,7 @@ from patchloom.recipes.transfer import (
     transfer_inat19,
 )
 
-_RECIPES: dict[str, Callable[[Config | None], Recipe]] = {
+_RECIPES: dict[str, Callable[[PatchConfig | None], Recipe]] = {
     "deit": lambda _: DEIT,
     "cait": cait,
     "depth_study": depth_study,
@@ -82,7 +83,7 @@ _RECIPES: dict[str, Callable[[Config | None], Recipe]] = {
     "grafit_transfer_cutmix": lambda _: GRAFIT_TRANSFER_CUTMIX,
 }
 # rules of papers for other numbers of epochs, batch sizes or resolutions; @small forms have none
-_ON_CHANGE: dict[str, Callable[[Recipe, Config | None], dict[str, Cited]]] = {
+_ON_CHANGE: dict[str, Callable[[Recipe, PatchConfig | None], dict[str, Cited]]] = {
     "deit3_1k": longer_1k,
     "deit3_21k": longer_21k,
     "deit3_finetune": finetune_at_224,
@@ -113,14 +114,21 @@ def find_recipe(name: str, model: Config | None = None) -> Recipe:
         raise PatchloomError(
             f"Unknown recipe {name!r}.{did_you_mean(name, known)} `patchloom recipes` lists all recipes."
         )
-    recipe = _RECIPES[paper](model)
+    recipe = _RECIPES[paper](_by_size(model))
     return recipe if name == paper else small(recipe)
 
 
 def on_change(recipe: Recipe, model: Config | None) -> dict[str, Cited]:
     """Fields that change by a rule of the paper with the number of epochs, the batch size or the resolution."""
     rule = _ON_CHANGE.get(recipe.name)
-    return rule(recipe, model) if rule else {}
+    return rule(recipe, _by_size(model)) if rule else {}
+
+
+def _by_size(model: Config | None) -> PatchConfig | None:
+    """Recipes choose values by width and depth. A network of another library gets those of a convnet."""
+    if model is None or isinstance(model, PatchConfig):
+        return model
+    return ConvNetConfig(name=model.name, family="convnet")
 
 
 def finetuning_recipe(family: str, same_classes: bool, images: int, per_class: bool = False) -> str:

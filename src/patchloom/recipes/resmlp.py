@@ -6,7 +6,7 @@ Tables 4.1 and 4.3).
 
 from __future__ import annotations
 
-from patchloom.models.config import Config
+from patchloom.models.config import PatchConfig
 from patchloom.recipes.cited import Cited, cite, derive, for_patches, lamb
 from patchloom.recipes.deit import DEIT
 from patchloom.recipes.options import ClassificationOptions
@@ -21,7 +21,7 @@ _RATES: dict[int, Cited] = {
 _UNPRINTED = "ResNet practice (He et al., Goyal et al.): thesis Table 4.3 names the procedure, not its values; inferred"
 
 
-def resmlp(model: Config | None = None) -> Recipe:
+def resmlp(model: PatchConfig | None = None) -> Recipe:
     """ResMLP's supervised procedure, with the drop rate of the model's depth; S12's without one."""
     depth = model.depth if model else _REFERENCE_DEPTH
     listed = min(_RATES, key=lambda known: (abs(known - depth), known))
@@ -51,7 +51,7 @@ _RESMLP = derive(
 )
 
 
-def resmlp_21k(model: Config | None = None) -> Recipe:
+def resmlp_21k(model: PatchConfig | None = None) -> Recipe:
     """Pre-training on ImageNet-21k (ResMLP-B24/8)."""
     base = resmlp(model)
     return derive(

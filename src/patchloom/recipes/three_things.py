@@ -5,7 +5,7 @@ It reaches 83 % with a sequential ViT-L without LayerScale in 300 epochs (quoted
 
 from __future__ import annotations
 
-from patchloom.models.config import Config
+from patchloom.models.config import PatchConfig
 from patchloom.recipes.cait import drop_rate
 from patchloom.recipes.cited import Cited, Size, cite, derive, for_patches, nearest, size_of
 from patchloom.recipes.recipe import Recipe
@@ -23,17 +23,17 @@ _ROWS: dict[Size, tuple[str, float, float]] = {
 _REFERENCE: Size = (384, 12)
 
 
-def vit_a2(model: Config | None = None) -> Recipe:
+def vit_a2(model: PatchConfig | None = None) -> Recipe:
     """A ViT without LayerScale, 300 epochs; ViT-S's values without a model."""
     return _for_model(_VIT_A2, model)
 
 
-def vit_a2_ls(model: Config | None = None) -> Recipe:
+def vit_a2_ls(model: PatchConfig | None = None) -> Recipe:
     """A ViT with LayerScale, 400 epochs; ViT-S's values without a model."""
     return _for_model(_VIT_A2_LS, model)
 
 
-def _for_model(recipe: Recipe, model: Config | None) -> Recipe:
+def _for_model(recipe: Recipe, model: PatchConfig | None) -> Recipe:
     (size, lr, rate), remark = nearest(_ROWS, model) if model else (_ROWS[_REFERENCE], "")
     return cite(
         recipe,
@@ -42,7 +42,7 @@ def _for_model(recipe: Recipe, model: Config | None) -> Recipe:
     )
 
 
-def _drop_path(model: Config | None, row: Cited) -> Cited:
+def _drop_path(model: PatchConfig | None, row: Cited) -> Cited:
     """The paper's row; deeper networks than it lists (it prints no rates for them) follow CaiT's rule where that gives
     more."""
     if model is None or size_of(model) in _ROWS or size_of(model)[1] <= 12:

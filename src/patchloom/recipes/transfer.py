@@ -7,7 +7,7 @@ inferred and marked so.
 from __future__ import annotations
 
 from patchloom.data.splits import Splits
-from patchloom.models.config import Config
+from patchloom.models.config import PatchConfig
 from patchloom.recipes.cait import cait
 from patchloom.recipes.cited import Cited, derive
 from patchloom.recipes.deit import DEIT
@@ -37,7 +37,7 @@ DEIT_FINETUNE = derive(
 )
 
 
-def cait_finetune(model: Config | None = None) -> Recipe:
+def cait_finetune(model: PatchConfig | None = None) -> Recipe:
     """CaiT at 384 or 448; only the values of M48 are known, the others are inferred from them."""
     base = cait(model)
     rate = max(0.0, round((base.drop_path or 0.0) - 0.1, 4))
@@ -56,7 +56,7 @@ def cait_finetune(model: Config | None = None) -> Recipe:
     )
 
 
-def resmlp_finetune(model: Config | None = None) -> Recipe:
+def resmlp_finetune(model: PatchConfig | None = None) -> Recipe:
     """ResMLP at another resolution. No paper describes it: values of DeiT, with the drop rate and crop of ResMLP."""
     own = resmlp(model)
     return derive(
@@ -96,27 +96,27 @@ NEW_CLASSES = derive(
 )
 
 
-def transfer_cifar(model: Config | None = None) -> Recipe:
+def transfer_cifar(model: PatchConfig | None = None) -> Recipe:
     """Transfer to CIFAR-10 and CIFAR-100, with the values of the model's family."""
     return _transfer(model, "transfer_cifar", "CIFAR-10 and CIFAR-100", 1000, 100)
 
 
-def transfer_flowers(model: Config | None = None) -> Recipe:
+def transfer_flowers(model: PatchConfig | None = None) -> Recipe:
     """Transfer to Flowers-102, with the values of the model's family."""
     return _transfer(model, "transfer_flowers", "Flowers-102", 1000, 10)
 
 
-def transfer_cars(model: Config | None = None) -> Recipe:
+def transfer_cars(model: PatchConfig | None = None) -> Recipe:
     """Transfer to Stanford Cars, with the values of the model's family."""
     return _transfer(model, "transfer_cars", "Stanford Cars", 1000, 10)
 
 
-def transfer_inat18(model: Config | None = None) -> Recipe:
+def transfer_inat18(model: PatchConfig | None = None) -> Recipe:
     """Transfer to iNaturalist 2018, with the values of the model's family."""
     return _transfer(model, "transfer_inat18", "iNaturalist 2018", 360, 10)
 
 
-def transfer_inat19(model: Config | None = None) -> Recipe:
+def transfer_inat19(model: PatchConfig | None = None) -> Recipe:
     """Transfer to iNaturalist 2019, with the values of the model's family."""
     return _transfer(model, "transfer_inat19", "iNaturalist 2019", 360, 10)
 
@@ -165,7 +165,7 @@ GRAFIT_TRANSFER_CUTMIX = derive(
 )
 
 
-def _transfer(model: Config | None, name: str, data: str, epochs: int, slower: int) -> Recipe:
+def _transfer(model: PatchConfig | None, name: str, data: str, epochs: int, slower: int) -> Recipe:
     """The protocol of a data set for a family. CaiT's learning rate is that of training divided by `slower`; families
     without values of their own follow DeiT (thesis 5.3.2, 6.3.5.1)."""
     family = model.family if model else "deit"

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from patchloom.errors import PatchloomError
-from patchloom.models.config import Config
+from patchloom.models.config import PatchConfig
 from patchloom.models.registry import entries
 from patchloom.models.vit import VitConfig
 from patchloom.weights.layouts import State, count
@@ -20,7 +20,7 @@ _IGNORED = {
 }
 
 
-def infer_config(state: State, wanted: Any = None, source: Any = None, **hints: Any) -> tuple[Config, list[str]]:
+def infer_config(state: State, wanted: Any = None, source: Any = None, **hints: Any) -> tuple[PatchConfig, list[str]]:
     """The config of the network that has these tensors, and notes on what had to be assumed.
 
     Args:
@@ -45,7 +45,7 @@ def infer_config(state: State, wanted: Any = None, source: Any = None, **hints: 
     return _named(kind(**{**options, **hints}), hints), parts.notes
 
 
-def check_described(config: Config, state: State, label: str, strict: bool) -> None:
+def check_described(config: PatchConfig, state: State, label: str, strict: bool) -> None:
     """Raise PatchloomError if the tensors of a file contradict its config, before a network of that size is built.
 
     Without `strict`, tensors may be missing, and with them blocks, branches and heads.
@@ -59,7 +59,7 @@ def check_described(config: Config, state: State, label: str, strict: bool) -> N
             raise PatchloomError(f"{label} has {option}={value} in its config, but its tensors have {what} {found}.")
 
 
-def _measured(config: Config, state: State) -> dict[str, int]:
+def _measured(config: PatchConfig, state: State) -> dict[str, int]:
     """The options that determine the size of a network, measured on tensors; `img_size` as a number of positions."""
     kernels = [(name, tensor) for name, tensor in state.items() if name.startswith("stem.proj.") and tensor.ndim == 4]
     first = min(kernels, key=lambda pair: [int(part) for part in pair[0].split(".") if part.isdigit()], default=None)
@@ -81,7 +81,7 @@ def _has(state: State, name: str, dimensions: int) -> bool:
     return name in state and state[name].ndim == dimensions
 
 
-def _named(config: Config, hints: dict[str, Any]) -> Config:
+def _named(config: PatchConfig, hints: dict[str, Any]) -> PatchConfig:
     """The config with name, and options that tensors do not tell, of the registered model of this shape, if any."""
     for entry in entries():
         listed = entry.config
@@ -95,7 +95,7 @@ def _named(config: Config, hints: dict[str, Any]) -> Config:
     return config.replace(**{"family": _family(config), **hints})
 
 
-def _family(config: Config) -> str:
+def _family(config: PatchConfig) -> str:
     """The family whose papers describe this architecture most closely."""
     if not isinstance(config, VitConfig):
         return config.architecture

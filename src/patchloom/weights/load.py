@@ -15,13 +15,17 @@ from torch import Tensor
 
 from patchloom.errors import PatchloomError
 from patchloom.layers.mixing import ClassMLP, CrossPatchLinear
-from patchloom.models.config import Config, as_size
+from patchloom.layers.positions import resize_positions
+from patchloom.models.class_names import check_class_names
+from patchloom.models.config import Config, PatchConfig, as_size
+from patchloom.models.foreign import TIMM
 from patchloom.models.imagenet import CLASSES, imagenet_names
-from patchloom.models.network import Network, check_class_names
+from patchloom.models.network import Network
+from patchloom.models.patch_network import PatchNetwork, patch_network
 from patchloom.models.preprocessing import Preprocessing, default_preprocessing
 from patchloom.models.registry import build, config_from_json, list_models
 from patchloom.models.roles import parameter_roles
-from patchloom.weights import delta, hub, resize
+from patchloom.weights import delta, foreign, hub, resize
 from patchloom.weights.files import Checkpoint, read, unwrap
 from patchloom.weights.infer import check_described, infer_config
 from patchloom.weights.layouts import State, their_name, to_ours
@@ -51,7 +55,8 @@ def load(
     `source` is a .safetensors or .pth file, a run folder, a state dict, a published tag ("cait_s24.fb_dist_in1k") or a
     repository of the Hugging Face hub ("hf-hub:owner/name"), in patchloom's layout, the official repositories' or
     timm's. Files of patchloom describe their network. For others the network is inferred from the tensors, and `hints`
-    (heads=...) supply what tensors do not tell.
+    (heads=...) supply what tensors do not tell. "timm:NAME" is a network of timm with the weights that
+    timm publishes, "timm:NAME:FILE" with those of a file.
 
     Args:
         img_size: The image size; positions and cross-patch matrices are resized to it.
@@ -66,6 +71,8 @@ def load(
     Raises:
         PatchloomError: The weights cannot be read, or do not fit the network.
     """
+    if isinstance(source, str) and source.startswith(TIMM):
+        return foreign.load_timm(source, img_size, num_classes, in_chans, **hints)
     checkpoint = _fetch(source, img_size)
     if "delta" in checkpoint.metadata:
         base = (
@@ -74,6 +81,8 @@ def load(
         checkpoint, hints = delta.join(checkpoint, base), {}
     elif base is not None:
         raise PatchloomError(f"{checkpoint.label} is not a delta: leave out base.")
+    if foreign.describes_timm(checkpoint):
+        return foreign.restore(checkpoint, img_size, num_classes, in_chans, strict, **hints)
     layout, state, unused = to_ours(checkpoint.tensors, checkpoint.metadata.get("layout"))
     if "head.0.weight" in checkpoint.tensors and "config" not in checkpoint.metadata:  # official: one query per class
         hints = {"queries": "per_class", **hints}
@@ -87,7 +96,7 @@ def load(
     _fit_sizes(state, origin, shape, report)
     _drop_other_heads(state, origin, shape, num_classes is not None, report)
     _match(state, shape, report, strict)
-    model = shape.to_empty(device="cpu") if _covers(report, shape) else build(wanted)
+    model = shape.to_empty(device="cpu") if _covers(report, shape) else patch_network(build(wanted))
     own = model.state_dict()
     with torch.no_grad():
         for name in report.loaded:
@@ -99,11 +108,11 @@ def load(
     return model.eval()
 
 
-def _shape_of(config: Config, label: str) -> Network:
+def _shape_of(config: Config, label: str) -> PatchNetwork:
     """The network on the meta device: shapes without memory."""
     try:
         with torch.device("meta"):
-            return build(config)
+            return patch_network(build(config))
     except (RuntimeError, OverflowError, TypeError) as error:  # sizes that overflow torch's integers
         raise PatchloomError(f"{label} describes a network that cannot be built: {error}.") from error
 
@@ -152,13 +161,16 @@ def _fetch(source: Source, img_size: Any) -> Checkpoint:
     return read(Path(source))
 
 
-def _describe(checkpoint: Checkpoint, state: State, img_size: Any, source_size: Any, hints: dict[str, Any]) -> Config:
+def _describe(
+    checkpoint: Checkpoint, state: State, img_size: Any, source_size: Any, hints: dict[str, Any]
+) -> PatchConfig:
     """The config of the network as it was saved."""
     if "config" not in checkpoint.metadata:
-        config, notes = infer_config(state, img_size, source_size, **hints)
+        inferred, notes = infer_config(state, img_size, source_size, **hints)
         checkpoint.notes += notes
-        return config
+        return inferred
     config = config_from_json(checkpoint.metadata["config"])
+    assert isinstance(config, PatchConfig), "those of other libraries are read by weights/foreign.py"
     config.check_known(hints, config.name)
     own = {"source_size": config.img_size, **{name: getattr(config, name) for name in hints}}
     requested = {**hints, **({} if source_size is None else {"source_size": as_size(source_size)})}
@@ -188,13 +200,13 @@ def _warn_once(message: str) -> None:
     logging.getLogger("patchloom").warning(message)
 
 
-def _wanted(origin: Config, img_size: Any, num_classes: int | None, in_chans: int | None) -> Config:
+def _wanted(origin: PatchConfig, img_size: Any, num_classes: int | None, in_chans: int | None) -> PatchConfig:
     changes: dict[str, Any] = {"num_classes": num_classes, "in_chans": in_chans}
     changes["img_size"] = None if img_size is None else as_size(img_size)
     return origin.replace(**{key: value for key, value in changes.items() if value is not None})
 
 
-def _fit_sizes(state: State, origin: Config, model: Network, report: LoadReport) -> None:
+def _fit_sizes(state: State, origin: PatchConfig, model: PatchNetwork, report: LoadReport) -> None:
     """Resize in place the tensors that depend on the grid of patches or the input channels, if the model has others."""
     old, new = origin.grid, model.config.grid
     channels = model.config.in_chans
@@ -208,12 +220,12 @@ def _fit_sizes(state: State, origin: Config, model: Network, report: LoadReport)
         report.resized[name] = f"{_shape(before)} -> {_shape(state[name])}{grids}"
 
 
-def _size_dependent(model: Network) -> dict[str, Callable[..., Tensor] | None]:
+def _size_dependent(model: PatchNetwork) -> dict[str, Callable[..., Tensor] | None]:
     """Names of the tensors that depend on the grid, with the function that resizes them; the first kernel of the stem,
     which depends on the channels, has None."""
     found: dict[str, Callable[..., Tensor] | None] = {}
     if model.positions is not None:
-        found["positions"] = partial(resize.resize_positions, prefix=model.position_prefix)
+        found["positions"] = partial(resize_positions, prefix=model.position_prefix)
     for name, module in model.named_modules():
         if isinstance(module, CrossPatchLinear):
             found[f"{name}.weight"] = resize.resize_cross_patch

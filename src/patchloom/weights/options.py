@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from patchloom.errors import PatchloomError
-from patchloom.models.config import Config, as_size
+from patchloom.models.config import PatchConfig, as_size
 from patchloom.models.patchconvnet import PatchConvNetConfig
 from patchloom.models.registry import entries
 from patchloom.models.resmlp import ResmlpConfig
@@ -58,7 +58,7 @@ class Parts:
         return any(name.startswith(("distill_token", "head_distill.")) for name in self.state)
 
 
-def find_reader(parts: Parts) -> tuple[type[Config], Callable[..., dict[str, Any]]]:
+def find_reader(parts: Parts) -> tuple[type[PatchConfig], Callable[..., dict[str, Any]]]:
     """The config class, determined by the layers that mix patches, and the function that reads its options."""
     if parts.mixes_by("expand", "depthwise", "squeeze_excite"):
         return PatchConvNetConfig, _patchconvnet

@@ -7,21 +7,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-Grid = tuple[int, int]
-
-
-def resize_positions(table: Tensor, old: Grid, new: Grid, prefix: int = 0) -> Tensor:
-    """Resize positions (1, prefix + N, D) to another grid: bicubic with half-pixel centres and no antialiasing, as
-    in the authors' code.
-
-    The rows of the prefix tokens are kept as they are.
-    """
-    head, patches = table[:, :prefix], table[:, prefix:]
-    grid = patches.transpose(1, 2).unflatten(2, old)
-    resized = F.interpolate(grid, size=new, mode="bicubic", align_corners=False)
-    return torch.cat([head, resized.flatten(2).transpose(1, 2)], dim=1)
+from patchloom.layers.positions import Grid, resize_positions
 
 
 def resize_cross_patch(matrix: Tensor, old: Grid, new: Grid) -> Tensor:

@@ -6,10 +6,16 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from patchloom.errors import PatchloomError
-from patchloom.models.network import Network, check_class_names, unwrapped
+from patchloom.models.class_names import check_class_names
+from patchloom.models.foreign import ForeignNetwork
+from patchloom.models.fused import FusedNetwork
+from patchloom.models.network import Network, unwrapped
 from patchloom.weights.delta import difference
 from patchloom.weights.files import write
+from patchloom.weights.foreign import tensors_of
 from patchloom.weights.layouts import from_ours, written_config
 
 
@@ -24,7 +30,13 @@ def save(model: Network, path: str | PathLike[str], layout: str = "patchloom") -
         raise PatchloomError(f"save needs a path, not {path!r}.")
     network = unwrapped(model)
     metadata = describe(network, layout)
-    write(Path(path), from_ours(network.state_dict(), network.config, layout), metadata)
+    write(Path(path), _tensors(network, layout), metadata)
+
+
+def _tensors(network: Network, layout: str) -> dict[str, Tensor]:
+    if isinstance(network, ForeignNetwork):
+        return tensors_of(network, layout)
+    return from_ours(network.state_dict(), network.config, layout)
 
 
 def save_delta(model: Network, path: str | PathLike[str], base: Network, label: str = "a network") -> None:
@@ -36,7 +48,7 @@ def save_delta(model: Network, path: str | PathLike[str], base: Network, label: 
 
 def describe(network: Network, layout: str) -> dict[str, Any]:
     """The metadata that is saved with weights: layout, config, preprocessing and class names."""
-    if network.fused:
+    if isinstance(network, FusedNetwork):
         raise PatchloomError("A fused copy cannot be saved. Save the network it was made from.")
     config, names = network.config, network.class_names
     return {

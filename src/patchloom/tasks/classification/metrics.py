@@ -137,7 +137,7 @@ def head_answer(network: Any, head: str, fusion: str = "logits") -> Callable[[Te
         raise PatchloomError(f"--head is one of {', '.join(HEADS)}, --fusion one of {', '.join(FUSIONS)}.")
 
     def answer(x: Tensor) -> Tensor:
-        own, taught = network.answers(x)
+        own, taught = network.head_logits(x)
         if head != "both":
             return own if head == "class" else taught
         return (own + taught) / 2 if fusion == "logits" else (own.softmax(-1) + taught.softmax(-1)).div(2).log()

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from patchloom import temporary
-from patchloom.compat import import_timm
 from patchloom.errors import PatchloomError
 from patchloom.install import install_hint
 from patchloom.models.config import as_size
@@ -29,7 +28,7 @@ from patchloom.models.preprocessing import Preprocessing
 from patchloom.reading import read_json
 from patchloom.tasks.classification.classes import match_names
 from patchloom.weights.delta import checksum
-from patchloom.weights.files import read
+from patchloom.weights.foreign import load_timm
 from patchloom.weights.load import load
 from patchloom.weights.shards import sync
 
@@ -201,50 +200,23 @@ def _only_size(source: str, hints: dict[str, Any]) -> tuple[int, int] | None:
 
 
 def _timm_teacher(source: str, device: torch.device, size: tuple[int, int] | None) -> Teacher:
-    timm = import_timm()
-    name, _, file = source.removeprefix(TIMM).partition(":")
-    if not timm.is_model(name):
-        raise PatchloomError(f"timm has no model {name!r}.")
-    tensors = read(Path(file)).tensors if file else None
-    try:
-        if tensors is None:
-            network = timm.create_model(name, pretrained=True)
-        else:
-            network = timm.create_model(name, **_classes_of(tensors, timm.get_pretrained_cfg(name)))
-            network.load_state_dict(tensors)
-    except Exception as error:  # whatever the hub, or a file that does not fit, makes timm raise
-        hint = "" if file else f" A file of weights is given as {TIMM}{name}:FILE."
-        raise PatchloomError(f"The teacher {source} cannot be had: {type(error).__name__}: {error}.{hint}") from error
-    network = network.to(device).eval()
-    about = timm.data.resolve_data_config({}, model=network)
-    resampling = about["interpolation"] if about["interpolation"] in ("bicubic", "bilinear") else "bicubic"
-    how = Preprocessing(
-        tuple(about["input_size"][1:]), tuple(about["mean"]), tuple(about["std"]), about["crop_pct"], resampling
-    )
+    foreign = load_timm(source)
+    network = foreign.network.to(device)
     if size is not None:
-        _resize_timm(network, source, size, device)
-        how = dataclasses.replace(how, img_size=size)
+        foreign.set_image_size(size)
+        _try_size(network, source, size, device)
     names = imagenet_ids() if network.num_classes == 1000 else None
-    return Teacher(source, network, how, names, network.num_classes, checksum(network))
+    return Teacher(source, network, foreign.preprocessing, names, network.num_classes, checksum(network))
 
 
-def _resize_timm(network: Any, source: str, size: tuple[int, int], device: torch.device) -> None:
-    """Fit a network of timm to another image size, where it can take one."""
+def _try_size(network: Any, source: str, size: tuple[int, int], device: torch.device) -> None:
+    """Refuse an image size that only a forward pass shows to be too small."""
     try:
-        if hasattr(network, "set_input_size"):
-            network.set_input_size(img_size=size)
         with torch.no_grad():
             network(torch.zeros(2, 3, *size, device=device))
     except Exception as error:  # whatever a network that is made for one size raises
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise PatchloomError(f"{source} does not take images of {size[0]} x {size[1]} pixels: {reason}.") from error
-
-
-def _classes_of(tensors: Mapping[str, Tensor], published: Any) -> dict[str, int]:
-    """How many classes a file of timm's layout has, where its head is found."""
-    head = published.classifier if isinstance(published.classifier, str) else published.classifier[0]
-    weight = tensors.get(f"{head}.weight")
-    return {} if weight is None else {"num_classes": len(weight)}
 
 
 def _onnx_teacher(path: Path, asked: tuple[int, int] | None) -> Teacher:

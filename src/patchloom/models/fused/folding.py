@@ -40,7 +40,7 @@ class FoldedLinear(nn.Module):
         self.outputs = len(weight)
         self.kernels = form.kernels
         if form.kernels:
-            weight, bias = native.pack_bytes(weight, bias) if form.int8 else native.pack(weight, bias)
+            weight, bias = native.pack_int8(weight, bias) if form.int8 else native.pack(weight, bias)
         self.register_buffer("weight", weight.contiguous())
         self.register_buffer("bias", bias.contiguous())
 

@@ -1,0 +1,83 @@
+"""What an operator refuses before a kernel, which checks nothing, reads memory: shapes, strides, types.
+
+All raise ValueError: a user meets these only by calling torch.ops.patchloom directly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from patchloom.kernels.calls import address
+from patchloom.kernels.packing import GROUP, panel
+
+
+def check_linear(weight: Tensor, bias: Tensor, inputs: int, outputs: int) -> bool:
+    """Whether the weights of a Linear are bytes, and an error if they are those of another."""
+    width, int8 = panel(), weight.dtype == torch.int8
+    panels = -(-outputs // width)
+    shape = (panels, -(-inputs // GROUP) * GROUP // 4, width, 4) if int8 else (panels, inputs, width)
+    fitting = weight.shape == shape and bias.shape == ((panels, 3, width) if int8 else (panels, width))
+    if not int8:
+        address(weight)
+    if not fitting or not weight.is_cpu or not weight.is_contiguous() or not bias.is_contiguous():
+        found = f"panels {tuple(weight.shape)} and bias {tuple(bias.shape)}"
+        raise ValueError(f"{found} are not those of a Linear of {inputs} inputs, {outputs} outputs on this processor")
+    return int8
+
+
+def check_same_type(int8: Iterable[bool]) -> bool:
+    kinds = set(int8)
+    if len(kinds) > 1:
+        raise ValueError("the layers of a branch are all of floats or all of bytes")
+    return kinds.pop()
+
+
+def check_total(total: Tensor, shape: tuple[int, ...]) -> None:
+    if not total.is_contiguous():
+        raise ValueError(f"what is added to in place is contiguous, not of strides {total.stride()}")
+    if total.shape != shape:
+        raise ValueError(f"what is added to has the shape {tuple(shape)}, not {tuple(total.shape)}")
+
+
+def check_dense(name: str, x: Tensor, shape: tuple[int, ...]) -> None:
+    if x.shape != shape or not x.is_contiguous():
+        raise ValueError(f"{name} {tuple(x.shape)}, strides {x.stride()}, do not fit: {shape} is wanted, contiguous")
+
+
+def check_heads(dim: int, heads: int, mixing: list[Tensor]) -> None:
+    shapes = [tuple(part.shape) for part in mixing]
+    if heads < 1 or dim % heads or (mixing and shapes != [(heads, heads), (heads, heads), (heads,)]):
+        raise ValueError(f"{heads} heads mixed by {shapes} do not fit {dim} channels")
+
+
+def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
+    if k.shape != v.shape or (q.shape[:2], q.shape[3]) != (k.shape[:2], k.shape[3]):
+        raise ValueError(f"q, k and v of {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)} do not fit each other")
+
+
+def check_blocks(weights: Tensor, parts: Iterable[tuple[int, ...]], int8: bool) -> None:
+    """An error if weights (blocks, bytes) are not those of blocks of these parts.
+
+    A part is a number of floats, or the inputs and outputs of a Linear.
+    """
+    size = 0
+    for part in parts:
+        wide = -(-part[-1] // panel()) * panel()
+        floats = (
+            part
+            if len(part) == 1
+            else (wide * (-(-part[0] // GROUP) * GROUP // 4), 3 * wide)
+            if int8
+            else (wide * part[0], wide)
+        )
+        size += sum(-(-4 * count // 64) * 64 for count in floats)
+    if (
+        weights.shape[1:] != (size,)
+        or weights.dtype != torch.uint8
+        or not weights.is_contiguous()
+        or not weights.is_cpu
+    ):
+        raise ValueError(f"weights {tuple(weights.shape)} are not those of blocks of {size} bytes on this processor")
