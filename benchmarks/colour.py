@@ -34,8 +34,8 @@ from patchloom.console import Console
 from patchloom.data.opening import open_source
 from patchloom.data.splits import split_source
 from patchloom.models.registry import build
-from patchloom.recipes.networks import network_config
-from patchloom.runs.config import Job, plan_job
+from patchloom.tasks.classification.plans import plan_training
+from patchloom.tasks.spec import RunConfig
 
 RECIPES = {"cait_nano": "cait@small", "deit_nano": "deit@small"}
 SIDES = ("patchloom", "timm")
@@ -59,12 +59,12 @@ def train_timm(data: Path, model: str, epochs: int, _: Path) -> list[dict[str, A
     from timm.optim import create_optimizer_v2
     from timm.scheduler import CosineLRScheduler
 
-    job = plan_job(data, model, RECIPES[model], {"epochs": epochs, **FIXED}, {})
-    recipe = job.recipe
+    run = plan_training(data, model, RECIPES[model], {"epochs": epochs, **FIXED}, {})
+    recipe = run.recipe
     timm.utils.random_seed(recipe.seed)
-    loader, held_out = timm_loaders(data, job)
+    loader, held_out = timm_loaders(data, run)
     classes, steps = len(loader.dataset.reader.class_to_idx), len(loader)
-    network = timm_network(job, classes)
+    network = timm_network(run, classes)
     mix = timm.data.Mixup(
         recipe.mixup, recipe.cutmix, None, recipe.mix_probability, recipe.switch_probability,
         label_smoothing=recipe.label_smoothing, num_classes=classes,
@@ -90,12 +90,12 @@ def train_timm(data: Path, model: str, epochs: int, _: Path) -> list[dict[str, A
     return records
 
 
-def timm_network(job: Job, classes: int) -> torch.nn.Module:
+def timm_network(run: RunConfig, classes: int) -> torch.nn.Module:
     """timm's class with the hyper-parameters of our config, started in timm's way."""
     from timm.models.cait import Cait
     from timm.models.vision_transformer import VisionTransformer
 
-    config: Any = network_config(job.config, job.recipe, classes, {})
+    config: Any = run.task.network_config(run.recipe, classes)
     same = {name: getattr(config, name) for name in ("patch_size", "num_classes", "depth", "mlp_ratio")}
     same |= {"embed_dim": config.dim, "num_heads": config.heads, "drop_path_rate": config.drop_path}
     network: torch.nn.Module
@@ -109,18 +109,18 @@ def timm_network(job: Job, classes: int) -> torch.nn.Module:
     return network
 
 
-def timm_loaders(data: Path, job: Job) -> tuple[Any, Any]:
+def timm_loaders(data: Path, run: RunConfig) -> tuple[Any, Any]:
     """timm's loaders of the two splits that our side takes."""
     from timm.data import create_dataset, create_loader
 
-    recipe, split = job.recipe, split_source(open_source(data))
-    how = build(job.config).preprocessing
+    recipe, split = run.recipe, split_source(open_source(data))
+    preprocessing = build(run.task.model).preprocessing
     names = ("val", "valid", "validation", "test")
     folders = data / "train", next(data / name for name in names if (data / name).is_dir())
     sets = [create_dataset("", root=str(folder)) for folder in folders]
     assert [len(images) for images in sets] == [len(split.train), len(split.held_out)]
     common: dict[str, Any] = {"batch_size": BATCH, "num_workers": recipe.workers, "device": torch.device("cpu")}
-    common |= {"interpolation": recipe.interpolation, "mean": how.mean, "std": how.std}
+    common |= {"interpolation": recipe.interpolation, "mean": preprocessing.mean, "std": preprocessing.std}
     common["input_size"] = (3, recipe.resolution, recipe.resolution)
     augment: dict[str, Any] = {"scale": (recipe.crop_scale, 1.0), "hflip": recipe.flip, "color_jitter": None}
     training = create_loader(sets[0], is_training=True, **augment, **common)

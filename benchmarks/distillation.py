@@ -20,25 +20,26 @@ from typing import Any
 import patchloom
 from patchloom.console import Console
 from patchloom.recipes.changes import parse_words
+from patchloom.recipes.options import ClassificationOptions
 
-HOWS = ("none", "soft", "hard", "token")
+METHODS = ("none", "soft", "hard", "token")
 
 
-def student(options: argparse.Namespace, model: str, how: str, seed: int, words: list[str]) -> dict[str, float]:
+def student(options: argparse.Namespace, model: str, method: str, seed: int, words: list[str]) -> dict[str, float]:
     """The last record of one run, and its seconds."""
-    out = options.out / f"{model}-{how}-{seed}"
+    out = options.out / f"{model}-{method}-{seed}"
     begun = time.perf_counter()
     if not (out / "report.html").exists():
-        changes, shape = parse_words(words)
+        changes, shape = parse_words(words, ClassificationOptions)
         common: dict[str, Any] = {
             "model": model, "recipe": f"{model.split('_')[0]}@small", "out": out, "model_options": shape, "seed": seed,
             "epochs": options.epochs, "resolution": options.resolution, "console": Console(quiet=True), **changes,
         }  # fmt: skip
-        if how == "none":
+        if method == "none":
             patchloom.train(options.data, **common)
         else:
             cache = {"cache": str(options.out / "teacher")}
-            patchloom.distill(options.teacher, options.data, how=how, teaching=cache, **common)
+            patchloom.distill(options.teacher, options.data, method=method, distillation=cache, **common)
     told = json.loads((out / "export" / "model.json").read_text())
     return {"top1": told["held_out"]["top1"], "seconds": time.perf_counter() - begun}
 
@@ -57,13 +58,13 @@ def main() -> None:
     words = [word for word in words if word != "--"]
     rows = []
     for model in options.models:
-        for how in HOWS:
-            runs = [student(options, model, how, seed, words) for seed in range(options.seeds)]
+        for method in METHODS:
+            runs = [student(options, model, method, seed, words) for seed in range(options.seeds)]
             tops = [run["top1"] for run in runs]
             spread = statistics.stdev(tops) if len(tops) > 1 else 0.0
-            rows.append({"model": model, "how": how, "top1": tops})
+            rows.append({"model": model, "method": method, "top1": tops})
             each = ", ".join(f"{top:.1%}" for top in tops)
-            print(f"{model:12} {how:6} {statistics.mean(tops):.2%} ± {spread:.2%}  ({each})", flush=True)
+            print(f"{model:12} {method:6} {statistics.mean(tops):.2%} ± {spread:.2%}  ({each})", flush=True)
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
 

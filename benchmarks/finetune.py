@@ -26,6 +26,7 @@ import patchloom
 from patchloom.console import Console
 from patchloom.inference.probes import probe
 from patchloom.recipes.changes import parse_words
+from patchloom.recipes.options import ClassificationOptions
 from patchloom.recipes.registry import find_recipe
 from patchloom.tasks.classification.losses import cross_entropy
 from patchloom.tasks.classification.start import freeze
@@ -125,7 +126,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(".cache/finetune"))
     parser.add_argument("--json", type=Path)
     options, words = parser.parse_known_args()
-    changes, hints = parse_words(word for word in words if word != "--")
+    changes, hints = parse_words((word for word in words if word != "--"), ClassificationOptions)
     seconds = speeds(options.weights, hints, options.cost_resolution, options.cost_batch, options.rounds)
     spawn = multiprocessing.get_context("spawn")
     rows = []

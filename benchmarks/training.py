@@ -18,38 +18,36 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from patchloom.console import Console
 from patchloom.models.registry import build, find_config
+from patchloom.recipes.options import ClassificationOptions
 from patchloom.recipes.recipe import Recipe
 from patchloom.tasks.classification.losses import cross_entropy
-from patchloom.training.loop import Batch, Loop
+from patchloom.training.loop import Loop
 from patchloom.training.processes import Processes
 from patchloom.training.run import Run
+from patchloom.training.task import Task
 
 
-class Noise:
+class Noise(Task):
     """A task without data: random images, so that nothing but the loop and the network is measured."""
 
-    metric = "top1"
-
     def __init__(self, network: Any, steps: int, batch: int) -> None:
-        self.network, self.steps_per_epoch, self.images_per_step = network, steps, batch
+        self.modules, self.steps_per_epoch = nn.ModuleDict({"model": network}), steps
         size = network.config.img_size
         self.batch = torch.randn(batch, 3, *size), torch.randint(0, 10, (batch,))
 
     def batches(self, start: int, end: int) -> Any:
         return (self.batch for _ in range(start, end))
 
-    def losses(self, network: Any, batch: Batch, step: int) -> dict[str, torch.Tensor]:  # noqa: ARG002
-        targets = torch.nn.functional.one_hot(batch[1], 10).float()
-        return {"loss": cross_entropy(network(batch[0]), targets)}
+    def losses(self, batch: Any, step: int, part: int) -> dict[str, torch.Tensor]:  # noqa: ARG002
+        targets = nn.functional.one_hot(batch[1], 10).float()
+        return {"loss": cross_entropy(self.modules["model"](batch[0]), targets)}
 
-    def evaluate(self, network: Any, after_batch: Any) -> dict[str, float]:  # noqa: ARG002
-        return {"top1": 0.0, "loss": 0.0}
-
-    def about(self) -> dict[str, Any]:
-        return {"config": self.network.config.to_json()}
+    def evaluate(self, modules: nn.ModuleDict, after_batch: Any) -> dict[str, Any]:  # noqa: ARG002
+        return {}
 
 
 class Timed(Loop):
@@ -75,25 +73,27 @@ class Timed(Loop):
 
         return clock()
 
-    def _backward(self, batch: Batch, step: int) -> float:
+    def _backward(self, *parts: Any) -> Any:
         with self._clock():
-            return super()._backward(batch, step)
+            return super()._backward(*parts)
 
-    def step(self, batch: Batch) -> None:
+    def step(self, batch: Any) -> None:
         begun = time.perf_counter()
         super().step(batch)
         self.spent["steps"].append(time.perf_counter() - begun)
 
-    def _save(self, best: bool) -> None:
+    def save(self, best: bool = False) -> None:
         begun = time.perf_counter()
-        super()._save(best)
+        super().save(best)
         self.spent["saves"].append(time.perf_counter() - begun)
 
 
 def measure(name: str, batch: int, steps: int, **changes: Any) -> Timed:
     """A loop that has run."""
     network = build(find_config(name).replace(num_classes=10))
-    recipe = Recipe(name="benchmark", epochs=1, batch_size=batch, mixup=0.0, cutmix=0.0, **changes)
+    recipe = Recipe.of(
+        ClassificationOptions, name="benchmark", epochs=1, batch_size=batch, mixup=0.0, cutmix=0.0, **changes
+    )
     with tempfile.TemporaryDirectory() as folder:
         loop = Timed(Noise(network, steps, batch), recipe, Run(Path(folder), {}), Processes(), Console(quiet=True))
         loop.fit()

@@ -14,7 +14,7 @@ from sklearn.datasets import load_digits
 
 from patchloom.cli.main import main
 from patchloom.errors import PatchloomError
-from patchloom.tasks.classification.defaults import choose, free_folder
+from patchloom.tasks.classification.defaults import choose
 
 QUICK = ["epochs=1", "workers=0", "model.depth=1", "img_size=16"]
 
@@ -93,16 +93,6 @@ def test_the_choice_follows_size_and_number_of_the_images(tmp_path: Path) -> Non
     assert (many.model, many.recipe, many.settings) == ("deit_small", "deit", ("accumulate=16",))
     with pytest.raises(PatchloomError, match="diet"):
         choose(photos, recipe="diet")
-
-
-def test_a_name_that_is_taken_is_never_taken_again(tmp_path: Path) -> None:
-    with free_folder("x/My photos!.csv", tmp_path) as first, free_folder("x/My photos!.csv", tmp_path) as second:
-        (first / "recipe.yaml").touch()
-        assert (first.name, second.name) == ("My-photos", "My-photos-2")
-    assert [path.name for path in tmp_path.iterdir()] == ["My-photos"]
-    (tmp_path / "file").touch()
-    with pytest.raises(PatchloomError, match="--out"), free_folder("digits", tmp_path / "file"):
-        pass
 
 
 def test_equal_images_on_both_sides_and_few_held_out_images_are_told(tmp_path: Path, capsys) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 
 import pytest
 
 from patchloom.errors import PatchloomError
 from patchloom.models.registry import entries, find_config
-from patchloom.recipes.recipe import Recipe
+from patchloom.recipes.options import ClassificationOptions
+from patchloom.recipes.recipe import Recipe, setting_types
 from patchloom.recipes.registry import find_recipe, finetuning_recipe, list_recipes
 
 PAPERS = [name for name in list_recipes() if "@" not in name]
@@ -279,8 +279,8 @@ DECIDED = {
 @pytest.mark.parametrize("name", list_recipes())
 def test_sources_are_complete(name: str) -> None:
     recipe = find_recipe(name)
-    plain = Recipe(name=name)
-    fields = {item.name for item in dataclasses.fields(Recipe)} - {"name", "summary", "sources"}
+    plain = Recipe.of(ClassificationOptions, name=name)
+    fields = set(setting_types(ClassificationOptions))
     changed = {field for field in fields if getattr(recipe, field) != getattr(plain, field)}
     printed = set(PRINTED[name.removesuffix("@small")])
     assert (changed | printed | DECIDED) - {"layerscale", "momentum", "bce_threshold"} <= set(recipe.sources) <= fields
@@ -313,7 +313,7 @@ def test_recipes_are_plain_json() -> None:
     for name in list_recipes():
         values = find_recipe(name).to_json()
         back = json.loads(json.dumps(values))
-        assert Recipe(**back).to_json() == values
+        assert Recipe.of(ClassificationOptions, **back).to_json() == values
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def test_shards_of_a_run_stopped_before_an_evaluation_evaluate_and_train_on(tmp_
     run("train", *WORDS, "epochs=1", "model.stem=hmlp", "shard=full", "--out", str(out), processes=2)
     seal = out / "checkpoints" / "step-00000005.shards" / "seal.json"
     content = json.loads(seal.read_text())
-    content["info"] |= {"evaluated": 0, "loss_sum": 1.0, "loss_images": 1}
+    content["info"] |= {"evaluated": 0, "loss_sum": 1.0, "losses": {"loss": 1.0}, "weight": 1.0}
     seal.write_text(json.dumps(content))
     run("extend", str(out), "--epochs", "1", processes=2)
     assert len(Run.open(out).records()) == 2

@@ -8,16 +8,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from patchloom.tasks.classification.train import train
 from safetensors.torch import load_file
 
+from patchloom.api import train
 from patchloom.console import Console
 from patchloom.data.opening import open_source
 from patchloom.errors import InterruptedWork, PatchloomError
 from patchloom.recipes.registry import find_recipe
-from patchloom.runs import launch as carry_out
+from patchloom.runs import launch as launch_module
 from patchloom.runs.launch import resume
-from patchloom.tasks.classification.task import Classify
+from patchloom.tasks.classification import setup
+from patchloom.tasks.classification.task import Classification
 from patchloom.training import run as run_module
 from patchloom.training.loop import Loop
 
@@ -47,22 +48,23 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("moment", ["evaluate", "scores"])
+@pytest.mark.parametrize("moment", ["evaluate", "scores", "finish"])
 def test_a_held_out_image_that_vanishes_costs_nothing(
     moment: str, workers: int, photos: Path, tmp_path: Path, monkeypatch
 ) -> None:
-    """In the first evaluation, or in the scoring after the last epoch."""
+    """In the first evaluation, in the last one, or in the scoring for the report of a run that was cut before it."""
     train(photos, out=tmp_path / "whole", **TINY)
     lost, hidden = photos / "val" / "0" / "50.png", tmp_path / "hidden.png"
-    real, calls = getattr(Classify, moment), []
+    real, calls = getattr(Classification, moment), []
 
-    def losing(self: Classify, *arguments):
+    def losing(self: Classification, *arguments):
         calls.append(moment)
-        if len(calls) == (1 if moment == "evaluate" else 3):  # two evaluations score too
+        if len(calls) == (2 if moment == "scores" else 1):
+            self._scored = None  # else the report has the scores of the last evaluation
             lost.rename(hidden)
         return real(self, *arguments)
 
-    monkeypatch.setattr(Classify, moment, losing)
+    monkeypatch.setattr(Classification, moment, losing)
     step = 3 if moment == "evaluate" else 6
     with pytest.raises(
         PatchloomError, match=rf"stopped at step {step}, everything saved: .*50\.png .*resume"
@@ -82,18 +84,18 @@ def test_a_signal_between_accumulated_parts_ends_a_step_that_leaves_no_trace(
 ) -> None:
     options = {**TINY, "accumulate": 4, "model_options": {**TINY["model_options"], "stem": "hmlp"}}
     train(photos, out=tmp_path / "whole", **options)
-    real, calls = Classify.losses, []
+    real, calls = Classification.losses, []
 
-    def stopping(self: Classify, network, batch, step: int):
-        calls.append(step)
-        if step == 5:  # the second part of the second step
+    def stopping(self: Classification, batch, step: int, part: int):
+        calls.append((step, part))
+        if (step, part) == (1, 1):
             os.kill(os.getpid(), signal.SIGTERM)
-        return real(self, network, batch, step)
+        return real(self, batch, step, part)
 
-    monkeypatch.setattr(Classify, "losses", stopping)
+    monkeypatch.setattr(Classification, "losses", stopping)
     with pytest.raises(InterruptedWork, match="step 1 of 6"):
         train(photos, out=tmp_path / "run", **options)
-    assert calls == [0, 1, 2, 3, 4, 5]
+    assert calls == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1)]
     monkeypatch.undo()
     resume(tmp_path / "run", **QUIET)
     whole, got = tensors(tmp_path / "whole"), tensors(tmp_path / "run")
@@ -120,7 +122,7 @@ def test_an_edited_recipe_is_refused_and_other_versions_are_told(
         resume(out, **QUIET)
     path.write_text(original.replace("\nworkers: 0\n", "\nworkers: 1\n"))
     resume(out, **QUIET)
-    monkeypatch.setattr(carry_out, "packages", lambda: {**run_module.packages(), "torch": "9.9"})
+    monkeypatch.setattr(launch_module, "packages", lambda: {**run_module.packages(), "torch": "9.9"})
     resume(out, Console())
     assert "torch 9.9 (was " in capsys.readouterr().out
 
@@ -145,14 +147,14 @@ def _cut(_: object) -> None:
 
 def test_a_run_begun_meanwhile_is_not_overwritten(photos: Path, tmp_path: Path, monkeypatch) -> None:
     out = tmp_path / "run"
-    real = carry_out.make_task
+    real = setup.open_images
 
     def slow(*arguments, **options):
         monkeypatch.undo()
         train(photos, out=out, **{**TINY, "epochs": 1})
         return real(*arguments, **options)
 
-    monkeypatch.setattr(carry_out, "make_task", slow)
+    monkeypatch.setattr(setup, "open_images", slow)
     with pytest.raises(PatchloomError, match="holds a run already"):
         train(photos, out=out, **{**TINY, "seed": 9})
     assert run_module.Run.open(out).settings["seed"] == 0

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 import patchloom
+from patchloom.api import train
 from patchloom.console import Console
-from patchloom.tasks.classification.train import train
 
 
 @pytest.mark.parametrize(("ema", "kind"), [(0.0, "raw"), (0.9, "averaged")])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import warnings
@@ -15,22 +14,35 @@ from torch.nn import functional as F
 
 import patchloom
 from patchloom import PatchloomError
+from patchloom.api import distill
 from patchloom.console import Console
 from patchloom.exporting import export
 from patchloom.models.preprocessing import Preprocessing
-from patchloom.recipes.recipe import Recipe
-from patchloom.runs.config import Teaching, plan_job, teacher_place
+from patchloom.recipes.options import ClassificationOptions
+from patchloom.recipes.recipe import setting_types
 from patchloom.runs.sequence import resume
-from patchloom.tasks.classification import setup as prepare
-from patchloom.tasks.classification.distillation import soft_loss, teacher_loss, token_cosines
-from patchloom.tasks.classification.setup import _NOT_OF_IMAGES, make_task, open_data
+from patchloom.tasks.classification import setup
+from patchloom.tasks.classification.config import DistillationConfig, teacher_place
+from patchloom.tasks.classification.distillation import Distillation, soft_loss, teacher_loss, token_cosines
+from patchloom.tasks.classification.plans import plan_training
+from patchloom.tasks.classification.setup import _NOT_OF_IMAGES, open_task
 from patchloom.tasks.classification.teachers import Teacher, TeacherCache, Teachers, match_classes, open_teacher
-from patchloom.tasks.classification.train import distill
+from patchloom.tasks.spec import Context
 from patchloom.training.processes import Processes
+from patchloom.training.run import Run
 
 QUIET = {"console": Console(quiet=True)}
 TINY = {"recipe": "deit@small", "resolution": 16, "batch_size": 256, "epochs": 1, "workers": 0}
 CPU = torch.device("cpu")
+
+
+def opened(changes: dict, distillation: DistillationConfig) -> Distillation:
+    """The task of a small student."""
+    settings = {"resolution": 16, "batch_size": 64, "workers": 0, **changes}
+    run = plan_training("digits", "deit_nano", "deit@small", settings, {"depth": 1}, distillation=distillation)
+    task = open_task(run.task, run.recipe, Context(Processes(), QUIET["console"]))
+    assert isinstance(task, Distillation)
+    return task
 
 
 @pytest.fixture(scope="module")
@@ -65,10 +77,10 @@ def test_soft_distillation_is_equation_3_2_and_the_published_form_is_the_other_d
 
 def test_hard_distillation_takes_the_teachers_decision_without_smoothing() -> None:
     logits, said = torch.tensor([[2.0, 0.0, -1.0]]), torch.tensor([[0.1, 0.0, 5.0]])
-    got = teacher_loss(Teaching(("t",), "hard"), logits, said)
+    got = teacher_loss(DistillationConfig(("t",), "hard"), logits, said)
     assert float(got) == pytest.approx(-float(logits.log_softmax(-1)[0, 2]))
-    assert Teaching(("t",), "soft").share == 0.1
-    assert Teaching(("t",), "token").share == Teaching(("t",), "hard").share == 0.5
+    assert DistillationConfig(("t",), "soft").share == 0.1
+    assert DistillationConfig(("t",), "token").share == DistillationConfig(("t",), "hard").share == 0.5
 
 
 def test_a_teacher_sees_the_same_picture_in_its_own_normalisation_and_size(teacher: Path) -> None:
@@ -150,11 +162,8 @@ def test_a_cache_answers_in_place_of_the_teacher_and_a_cut_file_does_not(tmp_pat
 
 def test_a_cache_is_shared_by_what_shows_the_same_images_and_by_nothing_else(teacher: Path, tmp_path: Path) -> None:
     def folder(changes: dict, **fields) -> Path:
-        settings = {"resolution": 16, "batch_size": 64, "workers": 0, **changes}
-        taught = Teaching((str(teacher),), "hard", cache=str(tmp_path), **fields)
-        job = plan_job("digits", "deit_nano", "deit@small", settings, {"depth": 1}, teaching=taught)
-        source, split, _ = open_data(job, QUIET["console"], Processes())
-        return make_task(job, source, split, Processes(), QUIET["console"]).teachers.cache.folder
+        taught = DistillationConfig((str(teacher),), "hard", cache=str(tmp_path), **fields)
+        return opened(changes, taught).teachers.cache.folder
 
     first = folder({})
     assert first == folder({"lr": 1e-5, "weight_decay": 0.2, "drop_path": 0.3, "epochs": 3})
@@ -170,16 +179,16 @@ def test_every_field_of_a_recipe_is_known_to_the_cache() -> None:
         "magnitude", "color_jitter", "affine", "erasing", "mixup", "cutmix", "mix_probability", "switch_probability",
         "repeated_augmentation", "interpolation", "pixels", "shard",
     }  # fmt: skip
-    fields = {field.name for field in dataclasses.fields(Recipe)}
+    fields = {"name", "summary", "sources", *setting_types(ClassificationOptions)}
     assert fields - of_images == _NOT_OF_IMAGES
 
 
 def test_the_teacher_may_work_at_the_students_size(teacher: Path, tmp_path: Path, monkeypatch) -> None:
     seen = []
-    opened = prepare.open_teacher
-    monkeypatch.setattr(prepare, "open_teacher", lambda *given: seen.append(opened(*given)) or seen[-1])
-    settings = {**TINY, "resolution": 24, "teaching": {"hints": {"img_size": "student"}}}
-    distill(teacher, "digits", model="deit_nano", how="hard", out=tmp_path / "run", **settings, **QUIET)
+    real = setup.open_teacher
+    monkeypatch.setattr(setup, "open_teacher", lambda *given: seen.append(real(*given)) or seen[-1])
+    settings = {**TINY, "resolution": 24, "distillation": {"hints": {"img_size": "student"}}}
+    distill(teacher, "digits", model="deit_nano", method="hard", out=tmp_path / "run", **settings, **QUIET)
     assert [one.how.img_size for one in seen] == [(24, 24)]
 
 
@@ -197,7 +206,7 @@ def test_an_onnx_teacher_takes_its_own_size_and_number_of_classes_only(tmp_path:
 def test_a_teacher_that_changed_is_noticed(teacher: Path, tmp_path: Path) -> None:
     own = tmp_path / "teacher.safetensors"
     own.write_bytes(teacher.read_bytes())
-    run = distill(own, "digits", model="deit_nano", how="hard", out=tmp_path / "run", **TINY, **QUIET)
+    run = distill(own, "digits", model="deit_nano", method="hard", out=tmp_path / "run", **TINY, **QUIET)
     resume(run.folder, more_epochs=1, **QUIET)
     network = patchloom.load(own)
     torch.nn.init.ones_(network.head.bias)
@@ -248,11 +257,11 @@ def test_a_timm_network_teaches(tmp_path: Path, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "how", "heads"), [("deit_nano", "token", 2), ("cait_nano", "token", 2), ("deit_nano", "soft", 1)]
+    ("model", "method", "heads"), [("deit_nano", "token", 2), ("cait_nano", "token", 2), ("deit_nano", "soft", 1)]
 )
-def test_students(model: str, how: str, heads: int, teacher: Path, tmp_path: Path) -> None:
+def test_students(model: str, method: str, heads: int, teacher: Path, tmp_path: Path) -> None:
     settings = {**TINY, "recipe": f"{model.split('_')[0]}@small", "model_options": {"depth": 1, "dim": 24, "heads": 2}}
-    run = distill(teacher, "digits", model=model, how=how, out=tmp_path / "run", **settings, **QUIET)
+    run = distill(teacher, "digits", model=model, method=method, out=tmp_path / "run", **settings, **QUIET)
     student = patchloom.load(run.folder)
     x = torch.randn(2, 3, 16, 16)
     answers = student.answers(x)
@@ -278,27 +287,22 @@ def test_students(model: str, how: str, heads: int, teacher: Path, tmp_path: Pat
 
 def test_the_equation_is_what_is_minimised(teacher: Path) -> None:
     """The two terms of a step are those of Eq. 3.3, computed here from scratch."""
-    changes = {"resolution": 16, "batch_size": 64, "workers": 0, "drop_path": 0.0}
-    job = plan_job(
-        "digits", "deit_nano", "deit@small", changes, {"depth": 1}, teaching=Teaching((str(teacher),), "token")
-    )
-    source, split, _ = open_data(job, QUIET["console"], Processes())
-    task = make_task(job, source, split, Processes(), QUIET["console"])
+    task = opened({"drop_path": 0.0}, DistillationConfig((str(teacher),), "token"))
     batch = next(iter(task.batches(0, 1)))
-    x, targets = task.prepare(batch, 0)
+    x, targets = task.mixed(batch, 0, 0)
     own, taught = task.network.train()(x)
-    got = task.losses(task.network, batch, 0)
+    got = task.losses(batch, 0, 0)
     told = open_teacher(str(teacher), CPU)
     said = told.look(x, task.network.preprocessing).flip(-1).argmax(-1)  # its classes are in the other order
     torch.testing.assert_close(got["labels"], 0.5 * -(targets * own.log_softmax(-1)).sum(-1))
     torch.testing.assert_close(got["teacher"], 0.5 * F.cross_entropy(taught, said, reduction="none"))
 
 
-def test_bad_teachings_are_refused(teacher: Path, tmp_path: Path) -> None:
+def test_bad_distillations_are_refused(teacher: Path, tmp_path: Path) -> None:
     for wrong in (
-        {"how": "softly"},
-        {"how": "soft", "teaching": {"tau": 0.0}},
-        {"how": "soft", "teaching": {"kl": "x"}},
+        {"method": "softly"},
+        {"method": "soft", "distillation": {"tau": 0.0}},
+        {"method": "soft", "distillation": {"kl": "x"}},
     ):
         with pytest.raises(PatchloomError):
             distill(teacher, "digits", model="deit_nano", out=tmp_path / "run", **wrong, **TINY, **QUIET)
@@ -308,7 +312,7 @@ def test_bad_teachings_are_refused(teacher: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "options", "how"),
+    ("model", "options", "method"),
     [
         ("deit_nano", {}, "token"),
         ("deit_nano", {"distilled": False}, "hard"),
@@ -319,11 +323,31 @@ def test_bad_teachings_are_refused(teacher: Path, tmp_path: Path) -> None:
         ("patchconvnet_nano", {}, "hard"),
     ],
 )
-def test_the_default_method_follows_the_family(model: str, options: dict, how: str) -> None:
+def test_the_default_method_follows_the_family(model: str, options: dict, method: str) -> None:
     """DeiT has its token (thesis 3.3); CaiT is distilled from hard labels only (supplement A.3)."""
-    job = plan_job("digits", model, "deit@small", {}, options, teaching=Teaching(("teacher",)))
-    assert job.teaching is not None
-    assert job.teaching.how == how
+    run = plan_training("digits", model, "deit@small", {}, options, distillation=DistillationConfig(("teacher",)))
+    assert run.task.distillation.method == method
+
+
+def test_how_and_teaching_are_still_accepted(teacher: Path, tmp_path: Path) -> None:
+    """The names of `method` and `distillation` in version 0.1, in calls and in recipe.yaml."""
+    options = {"model": "deit_nano", "model_options": {"depth": 1, "dim": 24, "heads": 2}, **TINY, **QUIET}
+    old = distill(teacher, "digits", out=tmp_path / "old", how="soft", teaching={"tau": 2.0}, **options)
+    new = distill(teacher, "digits", out=tmp_path / "new", method="soft", distillation={"tau": 2.0}, **options)
+    assert old.settings == new.settings
+    assert (old.settings["teaching"]["method"], old.settings["teaching"]["tau"]) == ("soft", 2.0)
+    assert old.records()[0]["train_loss"] == new.records()[0]["train_loss"]
+    written = {**old.settings["teaching"], "how": "soft"}
+    del written["method"]
+    assert DistillationConfig.from_json(written) == DistillationConfig.from_json(old.settings["teaching"])
+
+
+def test_the_terms_of_a_step_are_logged_by_name_and_sum_to_the_loss(teacher: Path, tmp_path: Path) -> None:
+    options = {"model": "deit_nano", "model_options": {"depth": 1, "dim": 24, "heads": 2}, **TINY, **QUIET}
+    run = distill(teacher, "digits", out=tmp_path / "run", method="hard", **{**options, "epochs": 2})
+    for record in Run.open(run.folder).records():
+        assert set(record["losses"]) == {"labels", "teacher"}
+        assert sum(record["losses"].values()) == pytest.approx(record["train_loss"], rel=1e-6)
 
 
 @pytest.mark.parametrize(

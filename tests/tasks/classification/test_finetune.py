@@ -1,4 +1,4 @@
-"""Fine-tuning: another size, other classes, some of the parameters, deltas, two stages."""
+"""Fine-tuning: another size, other classes, some of the parameters, deltas, two runs in sequence."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from safetensors.torch import load_file
 
 import patchloom
 from patchloom import PatchloomError
+from patchloom.api import finetune
 from patchloom.console import Console
 from patchloom.errors import InterruptedWork
 from patchloom.models.roles import tuned_parameters
-from patchloom.runs.config import plan_job
-from patchloom.runs.sequence import Finish, carry_out, resume
-from patchloom.tasks.classification.train import finetune, make_teaching
+from patchloom.runs.sequence import launch, resume
+from patchloom.tasks.classification.plans import plan_distillation, plan_finetuning, plan_training
+from patchloom.tasks.classification.sequence import FinishHigh
 from patchloom.training.loop import Loop
 
 QUIET = {"console": Console(quiet=True)}
@@ -58,7 +59,9 @@ def test_only_what_is_tuned_moves(model: str, tune: str, tmp_path: Path) -> None
     assert moved <= tuned
     assert {name for name in tuned if after[name].ndim > 1} <= moved
     state = load_file(max((run.folder / "checkpoints").glob("step-*.safetensors")))
-    stepped = {name.removeprefix("optimizer.").removesuffix(".exp_avg") for name in state if name.endswith("exp_avg")}
+    stepped = {
+        name.removeprefix("optimizer.model.").removesuffix(".exp_avg") for name in state if name.endswith("exp_avg")
+    }
     assert stepped == tuned
 
 
@@ -147,8 +150,8 @@ def test_a_head_may_learn_faster_than_the_rest(tmp_path: Path) -> None:
 @pytest.mark.parametrize("task", ["attention", "distilled"])
 def test_a_cut_run_goes_on_to_the_same_bits_without_its_base(task: str, tmp_path: Path, monkeypatch) -> None:
     base = base_of("deit_nano", tmp_path, distilled=task == "distilled")
-    teaching = make_teaching(base_of("resmlp_nano", tmp_path), "token") if task == "distilled" else None
-    options = {"tune": "attention" if task == "attention" else "all", "teaching": teaching, "resolution": 24}
+    taught = plan_distillation(base_of("resmlp_nano", tmp_path), "token") if task == "distilled" else None
+    options = {"tune": "attention" if task == "attention" else "all", "distillation": taught, "resolution": 24}
     changes = {**SHORT, "epochs": 2, "ema": 0.9, "drop_path": 0.2, "mixup": 0.8, "lr": 1e-3}
     straight = finetune(base, "digits", out=tmp_path / "straight", **options, **changes, **QUIET)
     real = Loop.step
@@ -189,11 +192,11 @@ def test_a_delta_joins_its_base_shares_it_and_refuses_another(tmp_path: Path) ->
 
 
 def test_train_low_finish_high_in_one_command_cut_in_either_stage(tmp_path: Path, monkeypatch) -> None:
-    low = plan_job(
+    low = plan_training(
         "digits", "deit_nano", "deit@small", {**SHORT, "resolution": 16}, {"depth": 1, "dim": 24, "heads": 2}
     )
-    finish = Finish(24, {"epochs": 1, "batch_size": 256})
-    want = exported(carry_out(low, finish, tmp_path / "straight", **QUIET))
+    finish = FinishHigh(24, {"epochs": 1, "batch_size": 256})
+    want = exported(launch(low, finish, tmp_path / "straight", **QUIET))
     for stage in (1, 2):
         real, steps = Loop.step, []
 
@@ -206,18 +209,18 @@ def test_train_low_finish_high_in_one_command_cut_in_either_stage(tmp_path: Path
         monkeypatch.setattr(Loop, "step", stopping)
         out = tmp_path / f"cut{stage}"
         with pytest.raises(InterruptedWork):
-            carry_out(low, finish, out, **QUIET)
+            launch(low, finish, out, **QUIET)
         monkeypatch.setattr(Loop, "step", real)
         got = exported(resume(out, **QUIET))
         assert all(torch.equal(tensor, want[name]) for name, tensor in got.items())
     with pytest.raises(PatchloomError, match="holds a run already"):
-        carry_out(low, finish, tmp_path / "straight", **QUIET)
+        launch(low, finish, tmp_path / "straight", **QUIET)
     with pytest.raises(PatchloomError, match="26"):
-        carry_out(low, Finish(26), tmp_path / "odd", **QUIET)
+        launch(low, FinishHigh(26), tmp_path / "odd", **QUIET)
     assert not (tmp_path / "odd").exists()
     with pytest.raises(PatchloomError, match="wandb"):
-        carry_out(low, finish, tmp_path / "refused", log="wandb", **QUIET)
-    carry_out(low, finish, tmp_path / "refused", **QUIET)
+        launch(low, finish, tmp_path / "refused", log="wandb", **QUIET)
+    launch(low, finish, tmp_path / "refused", **QUIET)
     (tmp_path / "cut1" / "stages.json").write_text('{"low": {}, "finish": {}, "strict": false, "log": null}')
     (tmp_path / "cut1" / "recipe.yaml").unlink()
     with pytest.raises(PatchloomError, match="is damaged"):
@@ -228,8 +231,10 @@ def test_train_low_finish_high_in_one_command_cut_in_either_stage(tmp_path: Path
 def test_weights_without_layerscale_keep_their_structure(tmp_path: Path) -> None:
     """The recipe of the family trains networks with LayerScale."""
     small = {"dim": 48, "heads": 3, "depth": 1, "patch_size": 8}
-    low = plan_job("digits", "vit_small_12x1", "vit_a2@small", {**SHORT, "resolution": 16}, {**small, "scale": "none"})
-    run = carry_out(low, Finish(24, {"epochs": 1, "batch_size": 256}), tmp_path / "run", **QUIET)
+    low = plan_training(
+        "digits", "vit_small_12x1", "vit_a2@small", {**SHORT, "resolution": 16}, {**small, "scale": "none"}
+    )
+    run = launch(low, FinishHigh(24, {"epochs": 1, "batch_size": 256}), tmp_path / "run", **QUIET)
     assert patchloom.load(run.folder).config.scale == "none"
     assert run.settings["recipe_name"] == "deit3_finetune@small"
 
@@ -271,7 +276,7 @@ def test_bad_input_is_refused_and_nothing_written(options: dict, said: str, tmp_
 def test_a_token_cannot_be_taught_to_a_network_without_one(tmp_path: Path) -> None:
     base = base_of("deit_nano", tmp_path)
     with pytest.raises(PatchloomError, match="no distillation token"):
-        finetune(base, "digits", out=tmp_path / "run", teaching=make_teaching(base, "token"), **SHORT, **QUIET)
+        finetune(base, "digits", out=tmp_path / "run", distillation=plan_distillation(base, "token"), **SHORT, **QUIET)
 
 
 @pytest.mark.parametrize("classes", ["0123456789", "abcdefg"])
@@ -309,15 +314,12 @@ def test_queries_are_refused_where_there_are_none(tmp_path: Path) -> None:
 
 def test_flowers_tune_the_attention_of_deit3(tmp_path: Path) -> None:
     """Thesis 6.3.5.1; --tune still decides."""
-    from patchloom.tasks.classification.train import plan_finetune
-
     base = base_of("deit3_nano", tmp_path)
     for given, expected in ((None, "attention"), ("all", "all")):
-        job = plan_finetune(base, "digits", "transfer_flowers@small", {}, {}, tune=given)
-        assert job.start is not None
-        assert (job.start.tune, job.recipe.tune) == (expected, expected)
+        run = plan_finetuning(base, "digits", "transfer_flowers@small", {}, {}, tune=given)
+        assert (run.task.start.tune, run.recipe.tune) == (expected, expected)
     with pytest.raises(PatchloomError, match="contradicts"):
-        plan_finetune(base, "digits", "transfer_flowers@small", {"tune": "ffn"}, {}, tune="all")
+        plan_finetuning(base, "digits", "transfer_flowers@small", {"tune": "ffn"}, {}, tune="all")
     with pytest.raises(PatchloomError, match="finetune"):
-        plan_job("digits", "deit3_nano", "deit@small", {"tune": "ffn"}, {})
-    assert plan_job("digits", "deit3_nano", "transfer_flowers@small", {}, {}).recipe.tune == "all"
+        plan_training("digits", "deit3_nano", "deit@small", {"tune": "ffn"}, {})
+    assert plan_training("digits", "deit3_nano", "transfer_flowers@small", {}, {}).recipe.tune == "all"

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from conftest import assert_close
 from patchloom.data.mixing import soft_targets
+from patchloom.recipes.options import ClassificationOptions
 from patchloom.recipes.recipe import Recipe
 from patchloom.tasks.classification.losses import binary_cross_entropy, cross_entropy, recipe_loss
 
@@ -30,7 +31,7 @@ def test_bce_counts_every_mixed_class_as_present() -> None:
 
 
 def test_bce_without_mixing_takes_the_labels() -> None:
-    recipe = Recipe(name="bce", loss="bce", label_smoothing=0.0, mixup=0.0, cutmix=0.0)
+    recipe = Recipe.of(ClassificationOptions, name="bce", loss="bce", label_smoothing=0.0, mixup=0.0, cutmix=0.0)
     logits, labels = torch.randn(3, 4), torch.tensor([1, 0, 3])
     want = F.binary_cross_entropy_with_logits(logits, F.one_hot(labels, 4).float(), reduction="none").mean(dim=1)
     assert_close(recipe_loss(recipe, logits, soft_targets(labels, 4, 0.0)), want, 1e-6)

@@ -17,7 +17,8 @@ from patchloom.data.opening import open_source
 from patchloom.data.splits import split_source
 from patchloom.svg import MOST_CLASSES, heat_map, line_chart, most_confused, ticks
 from patchloom.tasks.classification.metrics import Scores
-from patchloom.tasks.classification.report import write_report
+from patchloom.tasks.classification.report import CHARTS, classification_sections
+from patchloom.training.report import write_report
 from patchloom.training.run import Run
 
 CLASSES, EPOCHS = 100, 3
@@ -118,7 +119,8 @@ def test_the_interval_of_the_last_record_is_shown_with_the_number_of_images(run:
     scores = Scores(labels, labels, np.ones(200), np.zeros(200, int), np.zeros(200), source.class_names, ("",) * 200)
     whole = (run.folder / "report.html").read_bytes()
     try:
-        write_report(run, source, items, scores, patchloom.load(run.folder))
+        headline, sections = classification_sections(run, source, items, scores, patchloom.load(run.folder))
+        write_report(run, "a title", headline, sections, CHARTS)
         text = (run.folder / "report.html").read_text()
     finally:
         log.write_text(before)

@@ -10,10 +10,10 @@ from safetensors.torch import load_file
 
 import patchloom
 from patchloom import PatchloomError
+from patchloom.api import finetune, train
 from patchloom.cli.main import main
 from patchloom.console import Console
 from patchloom.runs.launch import resume
-from patchloom.tasks.classification.train import finetune, train
 
 QUIET = {"console": Console(quiet=True)}
 SHORT = {"epochs": 1, "batch_size": 256, "workers": 0, "lr": 1e-2}

@@ -17,13 +17,15 @@ from safetensors.torch import load_file
 
 import patchloom
 from patchloom import PatchloomError
+from patchloom.api import train
 from patchloom.console import Console
 from patchloom.data.opening import open_source
 from patchloom.errors import InterruptedWork, StoppedError
-from patchloom.runs.config import plan_job
 from patchloom.runs.launch import resume
-from patchloom.runs.plan import measure_plan, plan_lines
-from patchloom.tasks.classification.task import Classify
+from patchloom.runs.plan import measure_plan
+from patchloom.tasks.classification.plan import plan_lines
+from patchloom.tasks.classification.plans import plan_training
+from patchloom.tasks.classification.task import Classification
 from patchloom.training.loop import Loop
 from patchloom.training.precision import survives, why_not
 from patchloom.training.run import Run
@@ -175,7 +177,7 @@ def test_a_step_that_is_not_finite_leaves_no_trace_in_running_statistics(tmp_pat
     with pytest.raises(StoppedError, match="not finite"):
         train("digits", out=tmp_path / "run", **options, **changes, lr=1e25, warmup_epochs=0.0, **QUIET)
     saved = last_checkpoint(tmp_path / "run")
-    step = saved["optimizer.head.weight.step"]
+    step = saved["optimizer.model.head.weight.step"]
     counts = [tensor for name, tensor in saved.items() if name.endswith("num_batches_tracked")]
     assert counts
     assert all(count == step for count in counts)
@@ -183,15 +185,15 @@ def test_a_step_that_is_not_finite_leaves_no_trace_in_running_statistics(tmp_pat
 
 
 def test_an_image_lost_while_training_stops_with_everything_saved(tmp_path: Path, monkeypatch) -> None:
-    real = Classify.batches
+    real = Classification.batches
 
-    def losing(self: Classify, start: int, end: int):
+    def losing(self: Classification, start: int, end: int):
         for i, batch in enumerate(real(self, start, end)):
             if i == 3:
                 raise PatchloomError("ant/7.png cannot be read as an image: No such file or directory")
             yield batch
 
-    monkeypatch.setattr(Classify, "batches", losing)
+    monkeypatch.setattr(Classification, "batches", losing)
     with pytest.raises(PatchloomError, match=r"at step 3, everything saved: ant/7\.png cannot be read") as caught:
         train("digits", out=tmp_path / "run", **TINY, **EVERYTHING, **QUIET)
     assert caught.value.exit_code == 2
@@ -200,7 +202,7 @@ def test_an_image_lost_while_training_stops_with_everything_saved(tmp_path: Path
 
 def test_a_line_of_the_log_that_is_no_record_is_named(straight: Run, tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_text((straight.folder / "log.jsonl").read_text() + "garbage\n")
-    with pytest.raises(PatchloomError, match="line 4 is no record"):
+    with pytest.raises(PatchloomError, match="line 4 is not a record"):
         Run(tmp_path, {}).records()
 
 
@@ -304,14 +306,14 @@ def test_other_optimizers_resume_to_the_same_bits(recipe: str, tmp_path: Path) -
 
 def test_the_plan_writes_nothing(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    job = plan_job("digits", "deit_nano", "deit@small", {"epochs": 2, "resolution": 16}, {"depth": 1})
-    plan = measure_plan(job, Console(quiet=True))
+    run = plan_training("digits", "deit_nano", "deit@small", {"epochs": 2, "resolution": 16}, {"depth": 1})
+    plan = measure_plan(run, Console(quiet=True))
     assert not list(tmp_path.iterdir())
     assert plan["steps"] == 2 * (1438 // 64)
     assert plan["lr"] == 1e-3
     assert plan["estimated_seconds"] > 0
     assert "44 steps" in "".join(plan_lines(plan))
-    wild = plan_job("digits", "deit_nano", "deit@small", {"lr": 1e30, "warmup_epochs": 0.0, "resolution": 16}, {})
+    wild = plan_training("digits", "deit_nano", "deit@small", {"lr": 1e30, "warmup_epochs": 0.0, "resolution": 16}, {})
     with pytest.raises(StoppedError, match="not finite"):
         measure_plan(wild, Console(quiet=True))
     assert not list(tmp_path.iterdir())
