@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from patchloom.data.mixing import normalise
+from patchloom.data.images import to_input
 from patchloom.models.network import Network
 
 BATCH = 16  # images of one forward; more are slower on a CPU
@@ -19,8 +19,8 @@ PLACES = 14  # at most, along either side, that occlusion hides
 
 def network_input(network: Network, picture: np.ndarray) -> Tensor:
     """(1, 3, H, W), normalised, from the crop (H, W, 3) of uint8."""
-    own, how = next(network.parameters()), network.preprocessing
-    return normalise(torch.from_numpy(picture).to(own.device)[None], how.mean, how.std).to(own.dtype)
+    own = next(network.parameters())
+    return to_input(picture[None], network.preprocessing, own.device).to(own.dtype)
 
 
 def log_probabilities(network: Network, images: Iterator[Tensor] | Tensor) -> Tensor:

@@ -15,8 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from patchloom.data.images import read_image, resize_and_crop, to_rgb
-from patchloom.data.mixing import normalise
+from patchloom.data.images import crop, read_image, to_input, to_rgb
 from patchloom.data.opening import open_source
 from patchloom.data.samples import find_samples
 from patchloom.errors import PatchloomError
@@ -94,7 +93,7 @@ def _spread(things: list[T]) -> list[T]:
 def crops(network: Network, pictures: Sequence[Image.Image], count: int, size: tuple[int, int], seed: int) -> Tensor:
     """(count, height, width, C) uint8: every picture as the network is tested on it, then parts of them."""
     draw = np.random.default_rng(seed)
-    how = replace(network.preprocessing, img_size=size)
+    preprocessing = replace(network.preprocessing, img_size=size)
     rows = []
     for i in range(count):
         picture = pictures[(seed + i) % len(pictures)]
@@ -102,7 +101,7 @@ def crops(network: Network, pictures: Sequence[Image.Image], count: int, size: t
             width, height = (max(1, round(side * draw.uniform(0.3, 1))) for side in picture.size)
             left, top = draw.integers(picture.width - width + 1), draw.integers(picture.height - height + 1)
             picture = picture.crop((int(left), int(top), int(left) + width, int(top) + height))
-        rows.append(np.asarray(resize_and_crop(picture, how)))
+        rows.append(np.asarray(crop(picture, preprocessing)))
     channels = np.arange(network.config.in_chans) % 3
     return torch.from_numpy(np.ascontiguousarray(np.stack(rows)[..., channels]))
 
@@ -128,12 +127,12 @@ def check_batches(request: Request, pictures: Sequence[Image.Image]) -> Iterator
 
 @torch.inference_mode()
 def compare(request: Request, run: Runner, pictures: Sequence[Image.Image]) -> Found:
-    network, how = request.network, request.network.preprocessing
+    network = request.network
     largest = furthest = 0.0
     same: list[bool] = []
     sizes: list[Sizes] = []
     for pixels in check_batches(request, pictures):
-        logits = network(normalise(pixels, how.mean, how.std))
+        logits = network(to_input(pixels, network.preprocessing))
         assert isinstance(logits, Tensor)
         want, got = logits.numpy(), np.asarray(run(request.as_input(pixels)))
         if not np.isfinite(want).all():

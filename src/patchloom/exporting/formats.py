@@ -20,7 +20,7 @@ import numpy as np
 from torch import Tensor
 
 from patchloom import __version__
-from patchloom.data.mixing import normalise
+from patchloom.data.images import to_input
 from patchloom.errors import PatchloomError, did_you_mean
 from patchloom.install import install_hint
 from patchloom.models.network import Network
@@ -49,8 +49,9 @@ class Request:
 
     def as_input(self, pixels: Tensor) -> np.ndarray:
         """Pixels (B, height, width, C), resized and cropped, as the file takes them."""
-        how = self.network.preprocessing
-        return (pixels if self.with_preprocessing else normalise(pixels, how.mean, how.std).contiguous()).numpy()
+        if self.with_preprocessing:
+            return pixels.numpy()
+        return to_input(pixels, self.network.preprocessing).contiguous().numpy()
 
 
 class Artefact(Protocol):

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterable
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 
+from patchloom.data.collating import collate
 from patchloom.data.decoding import EXTENSIONS
-from patchloom.data.images import NOTE, read_image, resize_and_crop
-from patchloom.data.mixing import normalise
+from patchloom.data.images import NOTE, as_picture, crop, to_input
 from patchloom.data.scan import reason_of
 from patchloom.errors import PatchloomError
 from patchloom.inference.models import Model, open_model
@@ -24,26 +24,40 @@ from patchloom.models.network import Network
 
 def predict(
     model: Model,
-    images: str | PathLike[str] | Iterable[str | PathLike[str]],
+    images: Any,
     *,
     top: int = 5,
     batch: int = 64,
     base: Model | None = None,
 ) -> list[dict[str, Any]]:
-    """For each image file, in order, {path, predictions: [{class, probability}]} or {path, error}; with a `note` where
+    """For each image, in order, {path, predictions: [{class, probability}]} or {path, error}; with a `note` where
     float or 32-bit values were scaled to 8 bits.
 
-    `images` are files, folders (all images in them) and glob patterns; `base` is that of a delta.
+    `images` is one or several of: a file, a folder (all images in it), a glob pattern, a PIL image, an array
+    (height, width, 3) of uint8, a tensor (C, height, width), which is used as it is. The path of an image that is not
+    a file is None. `base` is that of a delta.
     """
     if top < 1:
         raise PatchloomError(f"At least one class is named, not {top}.")
     network = fuse(open_model(model, base=base))
-    several = [images] if isinstance(images, str | PathLike) else list(images)
-    paths = [path for given in several for path in expand_images(given)]
+    found = _expand(images)
     rows: list[dict[str, Any]] = []
-    for i in range(0, len(paths), batch):
-        rows += _predict_batch(network, paths[i : i + batch], top)
+    for i in range(0, len(found), batch):
+        rows += _predict_batch(network, found[i : i + batch], top)
     return rows
+
+
+def _expand(images: Any) -> list[Any]:
+    """One image or several, with the files of folders and patterns in their place."""
+    if isinstance(images, str | PathLike | Image.Image) or getattr(images, "ndim", 0) == 3:
+        images = [images]
+    try:
+        several = list(images)
+    except TypeError:
+        several = [as_picture(images)]  # which says what an image is
+    return [
+        one for given in several for one in (expand_images(given) if isinstance(given, str | PathLike) else [given])
+    ]
 
 
 def expand_images(given: str | PathLike[str]) -> list[Path]:
@@ -66,21 +80,21 @@ def _hidden(path: Path, root: Path) -> bool:
     return any(part.startswith(".") for part in path.relative_to(root).parts)
 
 
-def _predict_batch(network: Network, paths: list[Path], top: int) -> list[dict[str, Any]]:
+def _predict_batch(network: Network, images: list[Any], top: int) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     pictures = []
-    for path in paths:
-        row: dict[str, Any] = {"path": str(path)}
+    for image in images:
+        row: dict[str, Any] = {"path": str(image) if isinstance(image, Path) else None}
         try:
-            picture = read_image(path)
-            pictures.append(np.asarray(resize_and_crop(picture, network.preprocessing)))
-            row |= {"note": note} if (note := picture.info.get(NOTE)) else {}
+            picture = as_picture(image)
+            pictures.append(crop(picture, network.preprocessing))
+            row |= {"note": note} if (note := getattr(picture, "info", {}).get(NOTE)) else {}
         except (ValueError, MemoryError) as error:  # ours among them
             row["error"] = reason_of(error)
         rows.append(row)
     if pictures:
         good = [row for row in rows if "error" not in row]
-        for row, probabilities in zip(good, class_probabilities(network, np.stack(pictures)), strict=True):
+        for row, probabilities in zip(good, class_probabilities(network, collate(pictures)), strict=True):
             if np.isfinite(probabilities).all():
                 row["predictions"] = best_classes(network, probabilities, top)
             else:
@@ -89,10 +103,9 @@ def _predict_batch(network: Network, paths: list[Path], top: int) -> list[dict[s
 
 
 @torch.inference_mode()
-def class_probabilities(network: Network, pictures: np.ndarray) -> np.ndarray:
+def class_probabilities(network: Network, pictures: np.ndarray | torch.Tensor) -> np.ndarray:
     """Pictures (B, height, width, C) uint8, resized and cropped -> (B, classes)."""
-    how, device = network.preprocessing, next(network.parameters()).device
-    logits = network(normalise(torch.from_numpy(pictures).to(device), how.mean, how.std))
+    logits = network(to_input(pictures, network.preprocessing, next(network.parameters()).device))
     assert isinstance(logits, torch.Tensor)
     return logits.float().softmax(dim=-1).cpu().numpy()
 

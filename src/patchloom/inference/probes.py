@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from patchloom.console import Console
+from patchloom.data.images import to_input
 from patchloom.data.loader import eval_batches
-from patchloom.data.mixing import normalise
 from patchloom.data.sources import Item, Source
 from patchloom.errors import PatchloomError
 from patchloom.inference.items import held_out_by, open_items
@@ -89,7 +89,7 @@ def embeddings(
     """The vectors before the head, (N, D) float32, in the order of the items."""
     device = next(network.parameters()).device
     rows = [
-        network.embed(normalise(images.to(device), how.mean, how.std)).float().cpu().numpy()
+        network.embed(to_input(images, how, device)).float().cpu().numpy()
         for images, _ in eval_batches(source, range(len(items)), items, how, batch, workers)
     ]
     return np.concatenate(rows)

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 from PIL import Image
 
-from patchloom.data.images import resize_and_crop
+from patchloom.data.images import crop
 from patchloom.errors import PatchloomError
 from patchloom.explaining.explanation import explain
 from patchloom.inference.predict import best_classes
@@ -230,7 +230,7 @@ async def _or_error(work: Awaitable[dict[str, Any]]) -> dict[str, Any]:
 
 
 def cut(data: bytes, model: HostedModel, settings: Settings) -> np.ndarray:
-    return np.asarray(resize_and_crop(decode_upload(data, settings), model.network.preprocessing))
+    return np.asarray(crop(decode_upload(data, settings), model.network.preprocessing))
 
 
 def _explained(model: HostedModel, pixels: np.ndarray, asked: dict[str, Any]) -> tuple[Any, float]:

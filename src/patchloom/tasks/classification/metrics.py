@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from patchloom.data.images import to_input
 from patchloom.data.loader import eval_batches
-from patchloom.data.mixing import normalise
 from patchloom.data.sources import Item, Source
 from patchloom.errors import PatchloomError
 from patchloom.inference.intervals import wilson_interval
@@ -109,7 +109,7 @@ def score(
     try:
         with closing(eval_batches(source, padded, items, how, batch, workers)) as batches:
             for images, targets in batches:
-                x = normalise(images.to(processes.device), how.mean, how.std)
+                x = to_input(images, how, processes.device)
                 rows.append(_rows((answer or network)(x).float(), targets.to(processes.device)))
                 after_batch()
     finally:

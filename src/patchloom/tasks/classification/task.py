@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from patchloom.data.loader import Samples, eval_batches
-from patchloom.data.mixing import Mixing, erase, normalise, soft_targets
+from patchloom.data.images import to_batch, to_input
+from patchloom.data.loader import Samples
+from patchloom.data.mixing import Mixing, erase, soft_targets
 from patchloom.data.order import Order, Steps
 from patchloom.data.sources import Source, spread
 from patchloom.data.splits import Split
@@ -49,10 +50,10 @@ class Classify:
 
     def prepare(self, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
         """Normalised, erased, mixed images and their soft targets (B, classes)."""
-        recipe, how = self.recipe, self.network.preprocessing
+        recipe = self.recipe
         images, labels = batch
         seed = (recipe.seed, step, self.processes.rank)
-        x = normalise(images, how.mean, how.std)
+        x = to_input(images, self.network.preprocessing)
         if recipe.erasing:
             x = erase(x, recipe.erasing, *seed)
         targets = soft_targets(labels, self.network.config.num_classes, recipe.label_smoothing)
@@ -71,9 +72,9 @@ class Classify:
 
     def _branch_norms(self, network: Network) -> dict[str, float]:
         """On some held-out images, or training images where none is held out; the same in every process."""
-        items, how = spread(self.split.held_out or self.split.train, NORM_IMAGES), self.network.preprocessing
-        images, _ = next(iter(eval_batches(self.source, range(len(items)), items, how, len(items), 0)))
-        return branch_norms(network, normalise(images.to(self.processes.device), how.mean, how.std))
+        items = spread(self.split.held_out or self.split.train, NORM_IMAGES)
+        pictures = [self.source.picture(item) for item in items]
+        return branch_norms(network, to_batch(pictures, self.network.preprocessing, self.processes.device))
 
     def scores(self, network: Network, after_batch: Callable[[], None] = lambda: None) -> Scores:
         """What the network says of the held-out images."""
