@@ -40,24 +40,26 @@ def predict(
     if top < 1:
         raise PatchloomError(f"At least one class is named, not {top}.")
     network = fuse(open_model(model, base=base))
-    found = _expand(images)
-    rows: list[dict[str, Any]] = []
-    for i in range(0, len(found), batch):
-        rows += _predict_batch(network, found[i : i + batch], top)
+    waiting, rows = _expand(images), list[dict[str, Any]]()
+    while some := list(islice(waiting, batch)):
+        rows += _predict_batch(network, some, top)
     return rows
 
 
-def _expand(images: Any) -> list[Any]:
-    """One image or several, with the files of folders and patterns in their place."""
+def _expand(images: Any) -> Iterator[Any]:
+    """One image or several, one after the other: paths, with the files of folders and patterns, or images as they are.
+    Of the pairs (image, target) of a dataset, the image."""
     if isinstance(images, str | PathLike | Image.Image) or getattr(images, "ndim", 0) == 3:
         images = [images]
-    try:
-        several = list(images)
-    except TypeError:
-        several = [as_picture(images)]  # which says what an image is
-    return [
-        one for given in several for one in (expand_images(given) if isinstance(given, str | PathLike) else [given])
-    ]
+    if hasattr(images, "__len__") and hasattr(images, "__getitem__"):
+        given = (images[i] for i in range(len(images)))  # a dataset may know no end otherwise
+    elif isinstance(images, Iterable):
+        given = (image for image in images)
+    else:
+        given = (as_picture(image) for image in [images])  # which says what an image is
+    for one in given:
+        image = one[0] if isinstance(one, tuple) and one else one
+        yield from expand_images(image) if isinstance(image, str | PathLike) else [image]
 
 
 def expand_images(given: str | PathLike[str]) -> list[Path]:
