@@ -112,6 +112,10 @@ class Run:
                 "values back to resume it, or start another run."
             )
 
+    def differences(self, settings: Mapping[str, Any]) -> list[str]:
+        """How other settings differ from those of the run, but for what changes no result."""
+        return _differences(self.settings, settings)
+
     def renew(self) -> None:
         """Write recipe.yaml anew, and cut off the half line that a killed process may have left in the log."""
         log = self.folder / "log.jsonl"
