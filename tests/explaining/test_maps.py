@@ -80,7 +80,7 @@ def test_every_network_gives_its_maps_at_the_size_of_the_crop(kind: str) -> None
 def test_a_map_that_cannot_be_is_refused_with_those_that_can(kind: str) -> None:
     network, possible = make(kind), NETWORKS[kind][2]
     impossible = next(name for name in ("per-class", "cross-patch") if name not in possible)
-    with pytest.raises(PatchloomError, match=f"{network.config.name} cannot give.*{impossible}.*{possible[-1]}"):
+    with pytest.raises(PatchloomError, match=f"{network.config.name} does not support.*{impossible}.*{possible[-1]}"):
         patchloom.explain(network, picture(network), maps=[impossible])
 
 

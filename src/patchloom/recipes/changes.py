@@ -124,7 +124,7 @@ def network_config(config: Config, recipe: Recipe, num_classes: int, options: Ma
 
 
 def _scale(config: Any, recipe: Recipe, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The scale of the branches of a ViT and its initial value, which only LayerScale and "epsilon" take from the recipe."""
+    """The branch scale of a ViT and its initial value, which only "layerscale" and "epsilon" take from the recipe."""
     scale = options.get("scale", recipe.scale or config.scale)
     if scale in ("layerscale", "epsilon"):
         value = config.scale_value if recipe.layerscale is None else recipe.layerscale

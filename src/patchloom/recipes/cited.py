@@ -30,7 +30,7 @@ def cite(base: Recipe, **cited: Cited) -> Recipe:
 
 
 def derive(base: Recipe, relation: str, name: str, summary: str, **cited: Cited) -> Recipe:
-    """A new recipe with the values of `base` except those given; `relation` is the reason why the others are inherited."""
+    """A new recipe with the values of `base` except those given; `relation` explains why the others are inherited."""
     inherited = {
         field: text if text.startswith(("as ", "inferred")) else f"{relation}: {text}"
         for field, text in base.sources.items()

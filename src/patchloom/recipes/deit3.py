@@ -80,7 +80,7 @@ def deit3_finetune(model: Config | None = None) -> Recipe:
 
 
 def longer_1k(recipe: Recipe, model: Config | None) -> dict[str, Cited]:
-    """Changes for more than 400 epochs (thesis 6.4): weight decay 0.05, and 0.05 more drop rate for every 200 epochs."""
+    """Changes for more than 400 epochs (thesis 6.4): weight decay 0.05, and 0.05 more drop rate per 200 epochs."""
     extra = max(0, recipe.epochs - _DEIT3_1K.epochs)
     if not extra:
         return {}

@@ -26,7 +26,7 @@ _NOT_NEGATIVE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A training recipe. Every field is a `key=value` setting of `patchloom train`; `sources` has the source of each value.
+    """A training recipe. Every field is a `key=value` setting of `patchloom train`; `sources` has the source of each.
 
     Raises PatchloomError for values out of range.
     """
@@ -127,8 +127,8 @@ class Recipe:
         self._check_ranges()
         if self.loss == "bce" and self.label_smoothing and self.bce_threshold == 0:
             raise PatchloomError(
-                f"loss=bce of {self.name} counts every target above {self.bce_threshold} as 1, which would be every class with "
-                f"label smoothing. Set label_smoothing=0."
+                f"loss=bce of {self.name} counts every target above {self.bce_threshold} as 1, which smoothing would "
+                f"make of every class. Set label_smoothing=0."
             )
         if not 0 <= self.ema < 1:
             raise PatchloomError(f"ema of {self.name} must be at least 0 and below 1, not {self.ema}.")
@@ -150,7 +150,7 @@ class Recipe:
             )
         if self.head_lr is not None and self.lr == 0:
             raise PatchloomError(
-                f"lr=0 of {self.name} cannot be combined with head_lr. Train the head alone with `finetune --tune head`."
+                f"lr=0 of {self.name} excludes head_lr. Train the head alone with `finetune --tune head`."
             )
         self._check_three_augment()
         if self.nesterov and not self.momentum:

@@ -166,8 +166,8 @@ GRAFIT_TRANSFER_CUTMIX = derive(
 
 
 def _transfer(model: Config | None, name: str, data: str, epochs: int, slower: int) -> Recipe:
-    """The protocol of a data set for a family. The learning rate of CaiT is that of training divided by `slower`; families
-    without values of their own follow DeiT (thesis 5.3.2, 6.3.5.1)."""
+    """The protocol of a data set for a family. The learning rate of CaiT is that of training divided by `slower`;
+    families without values of their own follow DeiT (thesis 5.3.2, 6.3.5.1)."""
     family = model.family if model else "deit"
     summary = f"{data}, from trained weights; by family"
     if family == "cait":
@@ -249,7 +249,7 @@ _TRANSFER = {"Flowers102": ("train+val", "test")}
 
 
 def official_splits(where: str, recipe: str, requested: Splits) -> Splits:
-    """The requested splits, completed by those of the papers if a transfer recipe uses others than usual for the data."""
+    """The requested splits, completed by those of the papers if a transfer recipe uses unusual ones."""
     prefix, _, rest = where.partition(":")
     usual = _TRANSFER.get(rest.partition(":")[0]) if prefix == "torchvision" else None
     if usual is None or not recipe.startswith(("transfer_", "grafit_transfer")):
