@@ -212,7 +212,7 @@ def test_grad_cam_is_captums(kind: str) -> None:
     x = network_input(network, picture(network))
     got = grad_cam(network, x, 3)
     network.blocks[-1] = Probe(network.blocks[-1], network.config.grid, network.join_at is not None)
-    want = LayerGradCam(network, network.blocks[-1].outputs).attribute(x, target=3, relu_attributions=True)
+    want = LayerGradCam(network, network.blocks[-1].seen).attribute(x, target=3, relu_attributions=True)
     torch.testing.assert_close(got, want[0, 0].detach(), atol=1e-6, rtol=1e-4)
 
 
