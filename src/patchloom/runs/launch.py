@@ -122,7 +122,7 @@ def _extended(job: Job, more: int, console: Console) -> Job:
 
 def _about_data(job: Job, split: Split, bad: dict[str, str]) -> dict[str, Any]:
     """What a run remembers of its data: enough to notice a change, and which images it never saw."""
-    about = {"where": job.data, "fingerprint": source_of(job).fingerprint(), "skipped": bad, "split": split.how}
+    about = {"where": job.data, "fingerprint": source_of(job).fingerprint(), "skipped": bad, "split": split.summary}
     if split.test_name is None:
         about["held_out"] = [item.key for item in split.held_out]
     return about

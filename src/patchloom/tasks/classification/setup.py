@@ -73,7 +73,7 @@ def open_data(
         console.say(note)
     console.say(
         f"{job.data}: {len(split.train)} training images, {len(split.held_out)} held out, "
-        f"{len(source.class_names)} classes. {split.how}"
+        f"{len(source.class_names)} classes. {split.summary}"
     )
     glances = {key: seen for _, part in parts for key, seen in part.items()}
     console.say(*_advice(job, split), *_equal_images(usable, split, glances))
