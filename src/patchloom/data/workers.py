@@ -142,7 +142,7 @@ def _end_with(parent: int) -> None:
 
 
 def _keep_memory() -> None:
-    """Pictures come and go by the hundred a second: glibc is told not to give their memory back each time."""
+    """Hundreds of pictures are allocated and freed per second: glibc is told not to return their memory each time."""
     if sys.platform != "linux":
         return
     with suppress(OSError, AttributeError):  # another C library
