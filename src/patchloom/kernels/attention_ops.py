@@ -70,7 +70,7 @@ def talking_heads(q: Tensor, k: Tensor, v: Tensor, before: Tensor, after: Tensor
 def talking_heads_back(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, before: Tensor, after: Tensor, shift: Tensor
 ) -> tuple[Tensor, ...]:
-    """The gradients of all inputs of `talking_heads`, from that of its output; scores are computed anew."""
+    """The gradients of all inputs of `talking_heads`, from that of its output; scores are computed again."""
     check_qkv(q, k, v)
     q, k, v = (_dense(x) for x in (q, k, v))
     images, heads, queries, width = q.shape

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 _CHARTS = {
     "loss": {"training": "train_loss", "held out": "loss", "averaged": "ema_loss"},
-    "top-1": {"held out": "top1", "averaged": "ema_top1"},
     "learning rate": {"": "lr"},
 }
 
@@ -53,4 +52,7 @@ def write_plain_report(run: Run) -> None:
         if key not in ("lr", "time") and not key.endswith("per_second")
     )
     title = f"{run.settings.get('model', {}).get('name', 'Run')} on {run.settings.get('data', 'own data')}"
-    write_report(run, title, f"<h1>{escape(title)}</h1><div class=figures>{cells}</div>", [], _CHARTS)
+    headline = f"<h1>{escape(title)}</h1><div class=figures>{cells}</div>"
+    others = [key for key in last if key not in ("lr", "loss", "train_loss", "time") and not key.startswith("ema_")]
+    metrics = {key: {"": key, "averaged": f"ema_{key}"} for key in others if not key.endswith("per_second")}
+    write_report(run, title, headline, [], {**_CHARTS, **metrics})

@@ -127,9 +127,9 @@ class FewQueries(nn.Module):
         self.register_buffer("q_bias", bias[:inner].clone())
         self.register_buffer("v_bias", bias[2 * inner :].unflatten(0, (heads, -1)).clone())
 
-    def forward(self, asking: Tensor, y: Tensor) -> Tensor:
+    def forward(self, queries: Tensor, y: Tensor) -> Tensor:
         """(B, Q, D), (B, N, D) -> (B, Q, inner), both normalised."""
-        q = F.linear(asking, self.q, self.q_bias).mul_(self.scale).unflatten(-1, (self.heads, -1))
+        q = F.linear(queries, self.q, self.q_bias).mul_(self.scale).unflatten(-1, (self.heads, -1))
         return attend_without_keys(q, y, self.k, self.v, self.v_bias)
 
 

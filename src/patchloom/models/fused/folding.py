@@ -18,7 +18,7 @@ class Form(NamedTuple):
     """How a part of a fused copy computes.
 
     kernels        with the C++ kernels
-    int8           there, with products of bytes
+    int8           there, with int8 matmul
     few            few tokens ask: the last block and what comes after it
     side_by_side   parallel branches of the same shape are computed as one wider branch
     """

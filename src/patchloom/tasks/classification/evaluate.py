@@ -61,7 +61,7 @@ def scores(
     head         of a distilled network: "class", "distill" or "both", with the fusion "logits" or "softmax"
     base         of a delta: the weights that it was made from
     class_map    the data's class names -> the model's names, or its class indices where it has no names
-    int8         with products of bytes, see `patchloom.fuse`
+    int8         use int8 matmul, see `patchloom.fuse`
     device       cpu, cuda:1, mps, ...; by default the accelerator of this machine, else the CPU
     imagenet_only   refuse a model without ImageNet's 1000 classes before the first image: `real_accuracy` needs them
     images       what `open_items` gives for the data, where several evaluations share it; else it is opened here
