@@ -200,7 +200,7 @@ def test_an_image_lost_while_training_stops_with_everything_saved(tmp_path: Path
 
 def test_a_line_of_the_log_that_is_no_record_is_named(straight: Run, tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_text((straight.folder / "log.jsonl").read_text() + "garbage\n")
-    with pytest.raises(PatchloomError, match="line 4 is no record"):
+    with pytest.raises(PatchloomError, match="line 4 is not a record"):
         Run(tmp_path, {}).records()
 
 
@@ -336,7 +336,7 @@ def test_predictions_in_order_with_bad_files_among_them(straight: Run, tmp_path:
     (tmp_path / "1b.png").write_text("no")
     rows = patchloom.predict(straight.folder, tmp_path)
     assert [Path(row["path"]).name for row in rows] == ["0.png", "1.png", "1b.png", "2.png"]
-    assert "cannot be read" in rows[2]["error"]
+    assert rows[2]["error"] == "no image format that is read here; it begins with b'no'"  # the path is beside it
     assert len(rows[0]["predictions"]) == 5
     chances = [entry["probability"] for entry in rows[0]["predictions"]]
     assert chances == sorted(chances, reverse=True)
