@@ -112,7 +112,10 @@ def test_nothing_is_measured_before_every_case_is_known_to_be_one(
         (("patchconvnet_nano", "deit_nano", "--against", "published"), "published supports PatchConvNet only"),
         (("deit_nano", "--sizes", "32", "33"), "33"),
         (("deit_nano", "--threads", "100000"), "cores"),
-        (("vit_tiny_99999999999x1", "--sizes", "32"), "memory"),
+        (
+            ("vit_tiny_99999999999x1", "--sizes", "32"),
+            "'depth' of vit_tiny_99999999999x1 must be a whole number from 1",
+        ),
         (("deit_nano", "--out", str(tmp_path)), "not a file of recorded measurements"),
     ):
         assert told in refused(capsys, *words, *QUICK)

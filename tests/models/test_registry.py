@@ -56,7 +56,7 @@ def test_any_timm_convnet_can_be_pooled_by_attention() -> None:
         ("deit_tiny", {"depth": True}, "depth"),
         ("deit_tiny", {"drop_path": 1.0}, "drop_path"),
         ("deit_tiny", {"drop_path": float("nan")}, "drop_path"),
-        ("deit_tiny", {"num_classes": 0}, "at least 1"),
+        ("deit_tiny", {"num_classes": 0}, "from 1 to 10000000, not 0"),
         ("deit_tiny", {"stem": "hmlp", "patch_size": 32}, "16, 8, 4 and 2"),
         ("deit_tiny", {"stem": "hmlp", "patch_size": 14}, "16, 8, 4 and 2"),
         ("deit_tiny", {"stem": "conv", "patch_size": 12, "img_size": 24}, "16, 8, 4 and 2"),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -32,10 +35,25 @@ def test_the_lock_empties_no_file_and_follows_no_link(tmp_path: Path) -> None:
     assert (tmp_path / "diary.txt").read_text() == "dear diary"
 
 
+@pytest.mark.parametrize(
+    ("reason", "code"), [(errno.ENOSPC, 1), (errno.EDQUOT, 1), (errno.EACCES, 2), (errno.EROFS, 2)]
+)
+def test_a_full_disk_stops_the_work_and_a_wrong_folder_is_wrong_use(
+    reason: int, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(reason, os.strerror(reason))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(PatchloomError, match="cannot be written") as caught, Run(tmp_path / "run", {}).locked():
+        pass
+    assert caught.value.exit_code == code
+
+
 @pytest.mark.parametrize("line", [b"\xff\xfe\x00broken\n", b"[" * 100_000 + b"\n", b"\0\n"])
 def test_a_log_that_is_no_text_is_named(line: bytes, tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_bytes(b'{"event": "epoch", "step": 1}\n' + line)
-    with pytest.raises(PatchloomError, match="line 2 is no record"):
+    with pytest.raises(PatchloomError, match="line 2 is not a record"):
         Run(tmp_path, {}).records()
 
 
@@ -44,28 +62,36 @@ def test_the_half_line_of_a_killed_process_does_not_count(tmp_path: Path) -> Non
     assert len(Run(tmp_path, {}).records()) == 1
 
 
-def test_edited_settings_are_told_with_the_difference_and_those_without_effect_are_free() -> None:
+def test_edited_settings_are_told_with_the_difference_and_those_without_effect_are_free(tmp_path: Path) -> None:
     settings = {"seed": 3, "betas": (0.9, 0.99), "workers": 2, "epochs": 5}
-    identity = Run(Path("run"), settings).identity()
-    Run(Path("run"), {**settings, "betas": [0.9, 0.99], "workers": 0, "later_field": 1}).check_unedited(identity)
+    run = Run(tmp_path, settings)
+    run.create({"data": {}})
+    identity = run.identity()
+    free = {"workers": 0, "gradient_checkpointing": True, "later_field": 1}
+    Run(tmp_path, {**settings, "betas": [0.9, 0.99], **free}).check_unedited(identity)
     with pytest.raises(PatchloomError, match="seed is 4, was 3; epochs is 6, was 5"):
-        Run(Path("run"), {**settings, "seed": 4, "epochs": 6}).check_unedited(identity)
-    Run(Path("run"), {**settings, "epochs": 6}).check_unedited({**identity, "before": {**settings, "epochs": 6}})
-    Run(Path("run"), {"seed": 9}).check_unedited({})  # a checkpoint of an earlier version
+        Run(tmp_path, {**settings, "seed": 4, "epochs": 6}).check_unedited(identity)
+    Run(tmp_path, {"seed": 9}).check_unedited({})  # a checkpoint of an earlier version
 
 
 def test_what_killed_processes_left_is_removed_by_the_next_that_writes(tmp_path: Path) -> None:
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
-    left = tmp_path / f".recipe.yaml.{dead.pid}"
-    others = [tmp_path / f".recipe.yaml.{os.getppid()}", tmp_path / ".recipe.yaml.bak", tmp_path / f".x.{dead.pid}"]
+    host = re.sub(r"\W", "", platform.node())
+    left = tmp_path / f".recipe.yaml.{host}-{dead.pid}"
+    others = [
+        tmp_path / f".recipe.yaml.{host}-{os.getppid()}",
+        tmp_path / f".recipe.yaml.another{host}-{dead.pid}",  # the number may be of a living process there
+        tmp_path / ".recipe.yaml.bak",
+        tmp_path / f".x.{host}-{dead.pid}",
+    ]
     for path in (left, *others):
         path.touch()
     write_text(tmp_path / "recipe.yaml", "seed: 3\n")
     assert not left.exists()
     assert all(path.exists() for path in others)
     left.mkdir()
-    assert temporary.aside(tmp_path / "recipe.yaml").name == f".recipe.yaml.{os.getpid()}"
+    assert temporary.aside(tmp_path / "recipe.yaml").name == f".recipe.yaml.{host}-{os.getpid()}"
     assert not left.exists()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -66,7 +67,8 @@ class Run:
         except OSError as error:
             if path.is_symlink():
                 raise PatchloomError(f"{path} is a link, which is not followed: remove it.") from error
-            raise StoppedError(f"{self.folder} cannot be written: {error}.") from error
+            kind = StoppedError if error.errno in (errno.ENOSPC, errno.EDQUOT) else PatchloomError
+            raise kind(f"{self.folder} cannot be written: {error}.") from error
         if not _lock(handle):
             os.close(handle)
             raise PatchloomError(f"Another process is training in {self.folder}.")
