@@ -35,7 +35,7 @@ def test_the_lock_empties_no_file_and_follows_no_link(tmp_path: Path) -> None:
 @pytest.mark.parametrize("line", [b"\xff\xfe\x00broken\n", b"[" * 100_000 + b"\n", b"\0\n"])
 def test_a_log_that_is_no_text_is_named(line: bytes, tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_bytes(b'{"event": "epoch", "step": 1}\n' + line)
-    with pytest.raises(PatchloomError, match="line 2 is no record"):
+    with pytest.raises(PatchloomError, match="line 2 is not a record"):
         Run(tmp_path, {}).records()
 
 
@@ -44,28 +44,47 @@ def test_the_half_line_of_a_killed_process_does_not_count(tmp_path: Path) -> Non
     assert len(Run(tmp_path, {}).records()) == 1
 
 
-def test_edited_settings_are_told_with_the_difference_and_those_without_effect_are_free() -> None:
+def test_edited_settings_are_told_with_the_difference_and_those_without_effect_are_free(tmp_path: Path) -> None:
     settings = {"seed": 3, "betas": (0.9, 0.99), "workers": 2, "epochs": 5}
-    identity = Run(Path("run"), settings).identity()
-    Run(Path("run"), {**settings, "betas": [0.9, 0.99], "workers": 0, "later_field": 1}).check_unedited(identity)
+    begun = Run(tmp_path, settings)
+    begun.create({"data": {}})
+    identity = begun.identity()
+    Run(tmp_path, {**settings, "betas": [0.9, 0.99], "workers": 0, "later_field": 1}).check_unedited(identity)
     with pytest.raises(PatchloomError, match="seed is 4, was 3; epochs is 6, was 5"):
-        Run(Path("run"), {**settings, "seed": 4, "epochs": 6}).check_unedited(identity)
-    Run(Path("run"), {**settings, "epochs": 6}).check_unedited({**identity, "before": {**settings, "epochs": 6}})
-    Run(Path("run"), {"seed": 9}).check_unedited({})  # a checkpoint of an earlier version
+        Run(tmp_path, {**settings, "seed": 4, "epochs": 6}).check_unedited(identity)
+    begun.extend(6)
+    Run(tmp_path, {**settings, "epochs": 6}).check_unedited(identity)
+    with pytest.raises(PatchloomError, match="epochs is 7, was 5"):
+        Run(tmp_path, {**settings, "epochs": 7}).check_unedited(identity)
+    Run(tmp_path, {"seed": 9}).check_unedited({})  # a checkpoint of an earlier version
+
+
+def test_settings_of_two_versions_are_compared_in_the_form_of_this_one(tmp_path: Path) -> None:
+    Run(tmp_path, {}).create({"data": {}})
+    identity = {"settings": {"task": "classify", "how": "hard"}}
+
+    def current(settings):
+        return {"method" if key == "how" else key: value for key, value in settings.items()}
+
+    Run(tmp_path, {"task": "classify", "method": "hard"}).check_unedited(identity, current)
+    with pytest.raises(PatchloomError, match='method is "soft", was "hard"'):
+        Run(tmp_path, {"task": "classify", "method": "soft"}).check_unedited(identity, current)
 
 
 def test_what_killed_processes_left_is_removed_by_the_next_that_writes(tmp_path: Path) -> None:
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
-    left = tmp_path / f".recipe.yaml.{dead.pid}"
-    others = [tmp_path / f".recipe.yaml.{os.getppid()}", tmp_path / ".recipe.yaml.bak", tmp_path / f".x.{dead.pid}"]
+    ours = temporary.own_name(tmp_path / "recipe.yaml").name.removesuffix(str(os.getpid()))
+    left = tmp_path / f"{ours}{dead.pid}"
+    others = [tmp_path / f"{ours}{os.getppid()}", tmp_path / ".recipe.yaml.bak", tmp_path / f".x.{dead.pid}"]
+    others.append(tmp_path / f".recipe.yaml.elsewhere-{dead.pid}")  # of another machine
     for path in (left, *others):
         path.touch()
     write_text(tmp_path / "recipe.yaml", "seed: 3\n")
     assert not left.exists()
     assert all(path.exists() for path in others)
     left.mkdir()
-    assert temporary.aside(tmp_path / "recipe.yaml").name == f".recipe.yaml.{os.getpid()}"
+    assert temporary.aside(tmp_path / "recipe.yaml").name == f"{ours}{os.getpid()}"
     assert not left.exists()
 
 
