@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from patchloom.tasks.classification.train import train
 from safetensors.torch import load_file
 
 import patchloom

@@ -163,9 +163,9 @@ def test_a_run_begun_meanwhile_is_not_overwritten(photos: Path, tmp_path: Path, 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"workers": 100_000}, "'workers' .* at most 512, not 100000"),
-        ({"epochs": 10**21}, "'epochs' .* at most 1000000, not 10{21}"),
-        ({"model_options": {"depth": 10**6}}, "'depth' .* at most 1000, not 1000000"),
+        ({"workers": 100_000}, "'workers' .* from 0 to 512, not 100000"),
+        ({"epochs": 10**21}, "'epochs' .* from 1 to 1000000, not 10{21}"),
+        ({"model_options": {"depth": 10**6}}, "'depth' .* from 1 to 1000, not 1000000"),
     ],
 )
 def test_absurd_values_are_refused_with_the_limit(changes: dict, message: str, tmp_path: Path) -> None:
