@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnxruntime
 import torch
 from torch import Tensor
@@ -25,8 +24,7 @@ import patchloom
 import script
 from patchloom.benching.peers import pair
 from patchloom.benching.timing import interleaved, ratio
-from patchloom.data.images import read_image, resize_and_crop
-from patchloom.data.mixing import normalise
+from patchloom.data.images import read_image, to_batch
 from patchloom.exporting.formats import Request, make
 from patchloom.exporting.openvino import import_silently
 from patchloom.inference.predict import expand_images
@@ -102,9 +100,7 @@ def networks(name: str, weights: Path | None) -> tuple[Network, torch.nn.Module]
 
 def photos_of(where: str, network: Network) -> Tensor:
     """(photos, C, height, width), as the network is tested on them."""
-    how = network.preprocessing
-    crops = [np.asarray(resize_and_crop(read_image(path), how)) for path in expand_images(where)]
-    return normalise(torch.from_numpy(np.stack(crops)), how.mean, how.std).contiguous()
+    return to_batch([read_image(path) for path in expand_images(where)], network.preprocessing).contiguous()
 
 
 def agreement(plain: Network, form: Form, photos: Tensor) -> float:

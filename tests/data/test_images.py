@@ -14,7 +14,7 @@ from PIL import Image
 import patchloom.compat  # noqa: F401 - before torchvision
 from patchloom import PatchloomError
 from patchloom.data.decoding import UnreadableImage, decode
-from patchloom.data.images import prepare, read_image
+from patchloom.data.images import as_picture, prepare, read_image, resize_and_crop, to_batch, to_input
 from patchloom.models.preprocessing import Preprocessing
 
 
@@ -89,3 +89,55 @@ def test_a_thin_line_is_no_photo(tmp_path: Path) -> None:
         read_image(tmp_path / "line.png")
     with pytest.raises(UnreadableImage, match="more than 100 times"):
         decode((tmp_path / "line.png").read_bytes(), "line.png")
+
+
+def test_a_batch_is_each_picture_cropped_and_normalised() -> None:
+    preprocessing = Preprocessing((24, 32), mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7), crop_ratio=0.9)
+    pictures = [picture(50, 40), picture(33, 61)]
+    pixels = np.stack([np.asarray(resize_and_crop(one, preprocessing)) for one in pictures])
+    want = (pixels / 255 - np.array(preprocessing.mean)) / np.array(preprocessing.std)
+    batch = to_batch(pictures, preprocessing, "cpu")
+    assert batch.dtype == torch.float32
+    np.testing.assert_allclose(batch.numpy(), want.transpose(0, 3, 1, 2), atol=1e-6)
+    assert torch.equal(to_input(pixels, preprocessing), batch)
+    rgbx = np.asarray(pictures[0].convert("RGBX"))
+    assert torch.equal(to_batch([rgbx, pictures[1]], preprocessing), batch)
+
+
+def test_tensors_are_used_as_they_are() -> None:
+    """No resize, no crop, no normalisation."""
+    images = torch.randn(2, 5, 7, 9)
+    assert torch.equal(to_batch(list(images), Preprocessing((24, 32), mean=(0.5,), std=(0.5,))), images)
+
+
+def test_images_given_in_python(tmp_path: Path) -> None:
+    image = picture(12, 9)
+    image.save(tmp_path / "x.png")
+    for value in (image, np.asarray(image), tmp_path / "x.png", str(tmp_path / "x.png")):
+        given = as_picture(value)
+        assert isinstance(given, Image.Image)
+        assert given.tobytes() == image.tobytes()
+    turned = Image.open(tmp_path / "x.png")
+    turned.getexif()[0x0112] = 6
+    assert as_picture(turned).size == (9, 12)
+    assert as_picture(torch.ones(3, 4, 5, dtype=torch.uint8)).dtype == torch.float32
+    kept = torch.randn(1, 4, 5, dtype=torch.float64)
+    assert as_picture(kept) is kept
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (3, "not int"),
+        (None, "not NoneType"),
+        (["a.png"], "not list"),
+        (np.zeros((4, 4, 3)), r"\(4, 4, 3\) of float64"),
+        (np.zeros((4, 4), np.uint8), r"\(4, 4\) of uint8"),
+        (np.zeros((0, 4, 3), np.uint8), r"\(0, 4, 3\)"),
+        (torch.zeros(4, 4), r"\(4, 4\)"),
+        (Image.new("RGB", (0, 3)), "empty: 0 x 3"),
+    ],
+)
+def test_what_is_not_an_image_is_named(value: object, reason: str) -> None:
+    with pytest.raises(PatchloomError, match=reason):
+        as_picture(value)

@@ -16,7 +16,8 @@ from conftest import stir
 from patchloom import PatchloomError
 from patchloom.explaining.baselines import grad_cam, network_input, occlusion
 from patchloom.explaining.maps import Outputs, available_maps, make_maps
-from patchloom.models.network import Network, TokenLayout
+from patchloom.models.features import TokenLayout
+from patchloom.models.network import Network
 
 SIZE = (16, 24)  # 4 x 6 patches
 BOTH = ("grad-cam", "occlusion")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from os import PathLike
+from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 
+from patchloom.data.collating import collate
 from patchloom.data.jpeg import Encoded
+from patchloom.data.mixing import normalise
 from patchloom.errors import PatchloomError
 from patchloom.models.preprocessing import Preprocessing
 
@@ -89,13 +93,63 @@ def to_image(picture: np.ndarray) -> Image.Image:
     return Image.frombytes("RGB", (width, height), np.ascontiguousarray(picture), "raw", "RGBX")
 
 
-def prepare(image: Image.Image, how: Preprocessing) -> Tensor:
-    """The input of a network for one RGB image, (1, 3, height, width), as its evaluation does it."""
-    if len(how.mean) != 3:
-        raise PatchloomError(f"This network takes {len(how.mean)} channels; a photo has 3.")
-    pixels = np.asarray(resize_and_crop(image, how), dtype=np.float32) / 255
-    normalised = (pixels - np.asarray(how.mean, np.float32)) / np.asarray(how.std, np.float32)
-    return torch.from_numpy(normalised).permute(2, 0, 1)[None].contiguous()
+def as_picture(value: Any) -> Image.Image | Tensor:
+    """An image that is given in Python, RGB and upright: a path, a PIL image, or an array (height, width, 3) of uint8.
+
+    A tensor (C, height, width) is returned as it is. Anything else is a `PatchloomError`.
+    """
+    if isinstance(value, (str, PathLike)):
+        return read_image(value)
+    if isinstance(value, Tensor):
+        return _checked_tensor(value)
+    if isinstance(value, np.ndarray):
+        if value.dtype != np.uint8 or value.ndim != 3 or value.shape[2] != 3 or not value.size:
+            raise PatchloomError(
+                f"An array is an image if it is (H, W, 3) of uint8, not {value.shape} of {value.dtype}."
+            )
+        return Image.fromarray(value)
+    if not isinstance(value, Image.Image):
+        raise PatchloomError(
+            "An image is a path, a PIL image, an array (H, W, 3) of uint8 or a tensor (C, H, W), not "
+            f"{type(value).__name__}."
+        )
+    if not value.width or not value.height:
+        raise PatchloomError(f"The image is empty: {value.width} x {value.height} pixels.")
+    try:
+        return to_rgb(ImageOps.exif_transpose(value))
+    except (OSError, ValueError, SyntaxError) as error:  # Pillow decodes a file that it has opened only now
+        raise PatchloomError(f"The image cannot be read: {error}.") from error
+
+
+def _checked_tensor(value: Tensor) -> Tensor:
+    if value.ndim != 3 or not value.numel():
+        raise PatchloomError(f"A tensor is an image if it is (C, H, W), not {tuple(value.shape)}.")
+    return value if value.is_floating_point() else value.float()
+
+
+def to_batch(
+    pictures: Sequence[Picture], preprocessing: Preprocessing, device: torch.device | str | None = None
+) -> Tensor:
+    """The input of a network for RGB pictures, as evaluation makes it: (B, 3, height, width) float32 on the device."""
+    if len(preprocessing.mean) != 3 and not all(isinstance(picture, Tensor) for picture in pictures):
+        raise PatchloomError(f"This network takes {len(preprocessing.mean)} channels; a photo has 3.")
+    return to_input(collate([crop(picture, preprocessing) for picture in pictures]), preprocessing, device)
+
+
+def to_input(
+    images: np.ndarray | Tensor, preprocessing: Preprocessing, device: torch.device | str | None = None
+) -> Tensor:
+    """Cropped images (B, height, width, C) uint8 -> (B, C, height, width) float32 on the device, with the mean
+    subtracted and divided by std. Images of a floating-point type are used as they are."""
+    batch = torch.from_numpy(images) if isinstance(images, np.ndarray) else images
+    if device is not None:
+        batch = batch.to(device)  # before the numbers grow to four bytes each
+    return batch if batch.is_floating_point() else normalise(batch, preprocessing.mean, preprocessing.std)
+
+
+def prepare(image: Image.Image, preprocessing: Preprocessing) -> Tensor:
+    """The input of a network for one RGB image, (1, 3, height, width), as evaluation makes it."""
+    return to_batch([image], preprocessing).contiguous()
 
 
 def crop(picture: Picture, preprocessing: Preprocessing) -> np.ndarray | Tensor:

@@ -66,7 +66,7 @@ def _require(sound: bool, picture: np.ndarray | Tensor, what: str = "") -> None:
         raise ValueError(f"not a step for a picture {tuple(picture.shape)} of {picture.dtype} {what}".rstrip())
 
 
-def resize(area: np.ndarray, size: tuple[int, int], how: Image.Resampling) -> np.ndarray:
+def resize(area: np.ndarray, size: tuple[int, int], resampling: Image.Resampling) -> np.ndarray:
     """An area of a picture, (h, w, 3 or 4), to (height, width, 4) of `size`; its rows may lie apart."""
     _require(area.dtype == np.uint8 and area.ndim == 3 and area.shape[2:] in ((3,), (4,)) and area.size > 0, area)
     _require(min(size) > 0, area, f"resized to {size}")
@@ -76,7 +76,16 @@ def resize(area: np.ndarray, size: tuple[int, int], how: Image.Resampling) -> np
     order = _down_first(width, height, size)
     out = np.empty((*size, 4), np.uint8)
     _library().patchloom_resize(
-        area.ctypes.data, area.strides[0], channels, width, height, out.ctypes.data, size[1], size[0], CUBIC[how], order
+        area.ctypes.data,
+        area.strides[0],
+        channels,
+        width,
+        height,
+        out.ctypes.data,
+        size[1],
+        size[0],
+        CUBIC[resampling],
+        order,
     )
     return out
 
@@ -186,8 +195,8 @@ def _unequal_steps() -> list[str]:
     noise = _noise(61, 47)
     image = Image.fromarray(noise)
     pairs = {
-        f"{how.name.lower()} {w}x{h}": (resize(noise, (h, w), how), image.resize((w, h), how))
-        for how in CUBIC
+        f"{kernel.name.lower()} {w}x{h}": (resize(noise, (h, w), kernel), image.resize((w, h), kernel))
+        for kernel in CUBIC
         for w, h in ((24, 24), (90, 90), (61, 24), (47, 61), (40, 90), (90, 20))
     }
 

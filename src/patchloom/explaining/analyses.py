@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from patchloom.console import Console
-from patchloom.data.images import resize_and_crop
-from patchloom.data.mixing import normalise
+from patchloom.data.images import to_batch
 from patchloom.data.sources import Item, Source, spread
 from patchloom.devices import Device
 from patchloom.errors import PatchloomError
@@ -86,10 +84,8 @@ def _logged_norms(model: From) -> list[dict[str, Any]]:
 
 def _norms(network: Network, source: Source, items: Sequence[Item]) -> dict[str, float]:
     """The norm of each branch relative to its input, on NORM_IMAGES images."""
-    preprocessing, device = network.preprocessing, next(network.parameters()).device
-    pictures = [np.asarray(resize_and_crop(source.read(item), preprocessing)) for item in spread(items, NORM_IMAGES)]
-    images = torch.from_numpy(np.stack(pictures)).to(device)
-    return branch_norms(network, normalise(images, preprocessing.mean, preprocessing.std))
+    pictures = [source.picture(item) for item in spread(items, NORM_IMAGES)]
+    return branch_norms(network, to_batch(pictures, network.preprocessing, next(network.parameters()).device))
 
 
 def _embeddings(network: Network, source: Source, items: Sequence[Item], count: int) -> dict[str, Any]:

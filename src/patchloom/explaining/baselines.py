@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from patchloom.data.mixing import normalise
+from patchloom.data.images import to_input
 from patchloom.models.network import Network
 from patchloom.models.patch_network import PatchNetwork
 
@@ -20,9 +20,8 @@ PLACES = 14  # positions of the hidden square along either side, at most
 
 def network_input(network: Network, picture: np.ndarray) -> Tensor:
     """(1, 3, H, W), normalised, from the crop (H, W, 3) of uint8."""
-    parameter, preprocessing = next(network.parameters()), network.preprocessing
-    pixels = torch.from_numpy(picture).to(parameter.device)[None]
-    return normalise(pixels, preprocessing.mean, preprocessing.std).to(parameter.dtype)
+    own = next(network.parameters())
+    return to_input(picture[None], network.preprocessing, own.device).to(own.dtype)
 
 
 def log_probabilities(network: Network, images: Iterator[Tensor] | Tensor) -> Tensor:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from patchloom.data.images import read_image, resize_and_crop, to_rgb
+from patchloom.data.images import as_picture, crop
 from patchloom.devices import Device
 from patchloom.errors import PatchloomError, did_you_mean
 from patchloom.explaining.baselines import network_input
@@ -181,21 +181,9 @@ def _crop(network: Network, image: Picture) -> np.ndarray:
     if len(network.preprocessing.mean) != 3:
         channels = len(network.preprocessing.mean)
         raise PatchloomError(f"{network.config.name} expects {channels} channels, but photos have 3.")
-    if isinstance(image, np.ndarray):
-        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or not image.size:
-            raise PatchloomError(f"An image array must be (H, W, 3) uint8, not {image.shape} {image.dtype}.")
-        image = Image.fromarray(image)
-    elif isinstance(image, str | PathLike):
-        image = read_image(image)
-    elif not isinstance(image, Image.Image):
-        raise PatchloomError(f"An image must be a PIL image, a file or an array, not {type(image).__name__}.")
-    if not image.width or not image.height:
-        raise PatchloomError(f"The image is empty: {image.width} x {image.height} pixels.")
-    try:
-        upright = to_rgb(ImageOps.exif_transpose(image))
-    except (OSError, ValueError, SyntaxError) as error:  # Pillow decodes files lazily, only here
-        raise PatchloomError(f"Cannot read the image: {error}.") from error
-    return np.array(resize_and_crop(upright, network.preprocessing))
+    if isinstance(image, Tensor):
+        raise PatchloomError("A picture to explain is a PIL image, a file or an array, not a tensor.")
+    return np.array(crop(as_picture(image), network.preprocessing))  # a copy: that of Pillow cannot be written to
 
 
 def check_top(network: Network, top: int | None) -> None:

@@ -16,8 +16,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from patchloom.data.images import read_image, resize_and_crop, to_rgb
-from patchloom.data.mixing import normalise
+from patchloom.data.images import crop, read_image, to_input, to_rgb
 from patchloom.data.opening import open_source
 from patchloom.data.samples import find_samples
 from patchloom.errors import PatchloomError
@@ -104,7 +103,7 @@ def crops(network: Network, pictures: Sequence[Image.Image], count: int, size: t
             width, height = (max(1, round(side * draw.uniform(0.3, 1))) for side in picture.size)
             left, top = draw.integers(picture.width - width + 1), draw.integers(picture.height - height + 1)
             picture = picture.crop((int(left), int(top), int(left) + width, int(top) + height))
-        rows.append(np.asarray(resize_and_crop(picture, preprocessing)))
+        rows.append(np.asarray(crop(picture, preprocessing)))
     # networks with other than three channels get repeated RGB channels
     channels = np.arange(network.config.in_chans) % 3
     return torch.from_numpy(np.ascontiguousarray(np.stack(rows)[..., channels]))
@@ -132,14 +131,14 @@ def check_batches(request: Request, pictures: Sequence[Image.Image]) -> Iterator
 @torch.inference_mode()
 def compare(request: Request, run: Runner, pictures: Sequence[Image.Image]) -> Comparison:
     """Run file and network on the same images; raises PatchloomError if logits are NaN or have another shape."""
-    network, preprocessing = request.network, request.network.preprocessing
+    network = request.network
     if request.device.type != "cpu":
         network = copy.deepcopy(network).to(request.device)
     largest = furthest = 0.0
     same: list[bool] = []
     sizes: list[Sizes] = []
     for pixels in check_batches(request, pictures):
-        logits = network(normalise(pixels.to(request.device), preprocessing.mean, preprocessing.std))
+        logits = network(to_input(pixels, network.preprocessing, request.device))
         assert isinstance(logits, Tensor)
         want, got = logits.cpu().numpy(), np.asarray(run(request.as_input(pixels)))
         if not np.isfinite(want).all():

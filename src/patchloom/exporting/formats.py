@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from patchloom import __version__
-from patchloom.data.mixing import normalise
+from patchloom.data.images import to_input
 from patchloom.errors import PatchloomError, did_you_mean
 from patchloom.install import install_hint
 from patchloom.models.network import Network
@@ -53,8 +53,7 @@ class Request:
         """Convert pixels (B, height, width, C), resized and cropped, to the input of the file."""
         if self.with_preprocessing:
             return pixels.numpy()
-        mean, std = self.network.preprocessing.mean, self.network.preprocessing.std
-        return normalise(pixels, mean, std).contiguous().numpy()
+        return to_input(pixels, self.network.preprocessing).contiguous().numpy()
 
 
 class Artefact(Protocol):

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 
+from patchloom.data.collating import collate
 from patchloom.data.decoding import EXTENSIONS
-from patchloom.data.images import NOTE, read_image, resize_and_crop
-from patchloom.data.mixing import normalise
+from patchloom.data.images import NOTE, as_picture, crop, to_input
 from patchloom.data.scan import reason_of
 from patchloom.devices import Device, device_of
 from patchloom.errors import PatchloomError
@@ -25,28 +27,43 @@ from patchloom.models.network import Network
 
 def predict(
     model: Model,
-    images: str | PathLike[str] | Iterable[str | PathLike[str]],
+    images: Any,
     *,
     top: int = 5,
     batch: int = 64,
     base: Model | None = None,
     device: Device = "auto",
 ) -> list[dict[str, Any]]:
-    """For each image file, in order, {path, predictions: [{class, probability}]} or {path, error}; with a `note` where
+    """For each image, in order, {path, predictions: [{class, probability}]} or {path, error}; with a `note` where
     float or 32-bit values were scaled to 8 bits.
 
-    `images` are files, folders (all images in them) and glob patterns; `base` is that of a delta; `device` is
-    the accelerator of this machine by default, else the CPU.
+    `images` is one or several of: a file, a folder (all images in it), a glob pattern, a PIL image, an array
+    (height, width, 3) of uint8, a tensor (C, height, width), which is used as it is. The path of an image that is not
+    a file is None. `base` is that of a delta; `device` is the accelerator of this machine by default, else the CPU.
     """
     if top < 1:
         raise PatchloomError(f"At least one class is named, not {top}.")
     network = fuse(open_model(model, base=base, device=device))
-    several = [images] if isinstance(images, str | PathLike) else list(images)
-    paths = [path for given in several for path in expand_images(given)]
-    rows: list[dict[str, Any]] = []
-    for i in range(0, len(paths), batch):
-        rows += _predict_batch(network, paths[i : i + batch], top)
+    waiting, rows = _expand(images), list[dict[str, Any]]()
+    while some := list(islice(waiting, batch)):
+        rows += _predict_batch(network, some, top)
     return rows
+
+
+def _expand(images: Any) -> Iterator[Any]:
+    """One image or several, one after the other: paths, with the files of folders and patterns, or images as they are.
+    Of the pairs (image, target) of a dataset, the image."""
+    if isinstance(images, str | PathLike | Image.Image) or getattr(images, "ndim", 0) == 3:
+        images = [images]
+    if hasattr(images, "__len__") and hasattr(images, "__getitem__"):
+        given = (images[i] for i in range(len(images)))  # a dataset may know no end otherwise
+    elif isinstance(images, Iterable):
+        given = (image for image in images)
+    else:
+        given = (as_picture(image) for image in [images])  # which says what an image is
+    for one in given:
+        image = one[0] if isinstance(one, tuple) and one else one
+        yield from expand_images(image) if isinstance(image, str | PathLike) else [image]
 
 
 def expand_images(given: str | PathLike[str]) -> list[Path]:
@@ -69,21 +86,21 @@ def _hidden(path: Path, root: Path) -> bool:
     return any(part.startswith(".") for part in path.relative_to(root).parts)
 
 
-def _predict_batch(network: Network, paths: list[Path], top: int) -> list[dict[str, Any]]:
+def _predict_batch(network: Network, images: list[Any], top: int) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     pictures = []
-    for path in paths:
-        row: dict[str, Any] = {"path": str(path)}
+    for image in images:
+        row: dict[str, Any] = {"path": str(image) if isinstance(image, Path) else None}
         try:
-            picture = read_image(path)
-            pictures.append(np.asarray(resize_and_crop(picture, network.preprocessing)))
-            row |= {"note": note} if (note := picture.info.get(NOTE)) else {}
+            picture = as_picture(image)
+            pictures.append(crop(picture, network.preprocessing))
+            row |= {"note": note} if (note := getattr(picture, "info", {}).get(NOTE)) else {}
         except (ValueError, MemoryError) as error:  # ours among them
             row["error"] = reason_of(error)
         rows.append(row)
     if pictures:
         good = [row for row in rows if "error" not in row]
-        for row, probabilities in zip(good, class_probabilities(network, np.stack(pictures)), strict=True):
+        for row, probabilities in zip(good, class_probabilities(network, collate(pictures)), strict=True):
             if np.isfinite(probabilities).all():
                 row["predictions"] = best_classes(network, probabilities, top)
             else:
@@ -92,10 +109,9 @@ def _predict_batch(network: Network, paths: list[Path], top: int) -> list[dict[s
 
 
 @torch.inference_mode()
-def class_probabilities(network: Network, pictures: np.ndarray) -> np.ndarray:
+def class_probabilities(network: Network, pictures: np.ndarray | torch.Tensor) -> np.ndarray:
     """Pictures (B, height, width, C) uint8, resized and cropped -> (B, classes)."""
-    how, device = network.preprocessing, device_of(network)
-    logits = network(normalise(torch.from_numpy(pictures).to(device), how.mean, how.std))
+    logits = network(to_input(pictures, network.preprocessing, device_of(network)))
     assert isinstance(logits, torch.Tensor)
     return logits.float().softmax(dim=-1).cpu().numpy()
 

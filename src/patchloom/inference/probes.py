@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from patchloom.console import Console
+from patchloom.data.images import to_input
 from patchloom.data.loader import eval_batches
-from patchloom.data.mixing import normalise
 from patchloom.data.sources import Item, Source
-from patchloom.devices import Device, device_of, pins_memory, to_device
+from patchloom.devices import Device, device_of, pins_memory
 from patchloom.errors import PatchloomError
 from patchloom.inference.items import held_out_by, open_items
 from patchloom.inference.models import Model, open_model, test_preprocessing
@@ -91,7 +91,7 @@ def embeddings(
     """The vectors before the head, (N, D) float32, in the order of the items."""
     device = device_of(network)
     rows = [
-        network.embed(normalise(to_device(images, device), how.mean, how.std)).float().cpu().numpy()
+        network.embed(to_input(images, how, device)).float().cpu().numpy()
         for images, _ in eval_batches(source, range(len(items)), items, how, batch, workers, pins_memory(device))
     ]
     return np.concatenate(rows)

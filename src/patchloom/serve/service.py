@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 from PIL import Image
 
-from patchloom.data.images import resize_and_crop
+from patchloom.data.images import crop
 from patchloom.errors import PatchloomError
 from patchloom.explaining.explanation import explain
 from patchloom.inference.predict import best_classes
@@ -171,7 +171,7 @@ class Service:
         """(height, width, 3) uint8: the image resized and cropped for the network; the rest of it is not kept."""
         checking = self.decoders.submit(partial(check_header, data, self.settings), decoding_cost(len(data)))
         cost: float = await asyncio.wrap_future(place.hold(checking))
-        work = partial(crop, data, model, self.settings)
+        work = partial(crop_upload, data, model, self.settings)
         pixels: np.ndarray = await asyncio.wrap_future(place.hold(self.decoders.submit(work, cost)))
         return pixels
 
@@ -234,9 +234,9 @@ async def _or_error(work: Awaitable[dict[str, Any]]) -> dict[str, Any]:
         return {"error": refused.text}
 
 
-def crop(data: bytes, model: HostedModel, settings: Settings) -> np.ndarray:
+def crop_upload(data: bytes, model: HostedModel, settings: Settings) -> np.ndarray:
     """Decode an upload and crop it for the model: (height, width, 3) uint8."""
-    return np.asarray(resize_and_crop(decode_upload(data, settings), model.network.preprocessing))
+    return np.asarray(crop(decode_upload(data, settings), model.network.preprocessing))
 
 
 def _explained(model: HostedModel, pixels: np.ndarray, options: dict[str, Any]) -> tuple[Any, float]:

@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from patchloom.console import Console
-from patchloom.data.images import resize_and_crop
-from patchloom.data.mixing import normalise
+from patchloom.data.images import to_batch
 from patchloom.devices import Device
 from patchloom.errors import PatchloomError
 from patchloom.inference.items import RunSplit, held_out_by, open_items
@@ -83,11 +81,9 @@ def _common_split(runs: Sequence[RunSplit]) -> RunSplit | None:
 
 
 def _cosines(network: Any, source: Any, items: Sequence[Any]) -> list[float]:
-    how = network.preprocessing
     spread = items[:: max(1, len(items) // _TOKEN_IMAGES)][:_TOKEN_IMAGES]  # of all classes
-    pictures = [np.asarray(resize_and_crop(source.read(item), how)) for item in spread]
-    device = next(network.parameters()).device
-    return token_cosines(network, normalise(torch.from_numpy(np.stack(pictures)).to(device), how.mean, how.std))
+    pictures = [source.picture(item) for item in spread]
+    return token_cosines(network, to_batch(pictures, network.preprocessing, next(network.parameters()).device))
 
 
 def disagreement_lines(result: dict[str, Any]) -> list[str]:

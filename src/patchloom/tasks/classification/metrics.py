@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from patchloom.data.images import to_input
 from patchloom.data.loader import eval_batches
-from patchloom.data.mixing import normalise
 from patchloom.data.sources import Item, Source
 from patchloom.devices import device_of, pins_memory, to_device
 from patchloom.errors import PatchloomError
@@ -114,9 +114,8 @@ def score(
             eval_batches(source, padded, items, how, batch, workers, pins_memory(processes.device))
         ) as batches:
             for images, targets in batches:
-                images, targets = to_device((images, targets), processes.device)
-                x = normalise(images, how.mean, how.std)
-                rows.append(_rows((answer or network)(x).float(), targets))
+                x = to_input(images, how, processes.device)
+                rows.append(_rows((answer or network)(x).float(), to_device(targets, processes.device)))
                 after_batch()
     finally:
         network.train(was_training)

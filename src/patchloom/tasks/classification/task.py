@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from patchloom.console import Console
-from patchloom.data.loader import Samples, eval_batches
-from patchloom.data.mixing import Mixing, erase, normalise, soft_targets
+from patchloom.data.images import to_batch, to_input
+from patchloom.data.loader import Samples
+from patchloom.data.mixing import Mixing, erase, soft_targets
 from patchloom.data.order import Order, Steps
 from patchloom.data.sources import spread
 from patchloom.data.transforms import Augment, OneView
@@ -68,10 +69,10 @@ class Classification(Task):
 
     def mixed(self, batch: tuple[Tensor, Tensor], step: int, part: int) -> tuple[Tensor, Tensor]:
         """Normalised, erased, mixed images (B, C, height, width) and their soft targets (B, classes)."""
-        recipe, preprocessing = self.recipe, self.network.preprocessing
+        recipe = self.recipe
         images, labels = batch
         seed = (recipe.seed, step * recipe.accumulate + part, self.processes.rank)
-        x = normalise(images, preprocessing.mean, preprocessing.std)
+        x = to_input(images, self.network.preprocessing)
         if recipe.erasing:
             x = erase(x, recipe.erasing, *seed)
         targets = soft_targets(labels, self.network.config.num_classes, recipe.label_smoothing)
@@ -92,10 +93,9 @@ class Classification(Task):
 
     def _branch_norms(self, network: Any) -> dict[str, float]:
         """On some held-out images, or training images where none is held out; the same in every process."""
-        items, preprocessing = spread(self.split.held_out or self.split.train, NORM_IMAGES), self.network.preprocessing
-        images, _ = next(iter(eval_batches(self.source, range(len(items)), items, preprocessing, len(items), 0)))
-        x = normalise(images.to(self.processes.device), preprocessing.mean, preprocessing.std)
-        return branch_norms(network, x)
+        items = spread(self.split.held_out or self.split.train, NORM_IMAGES)
+        pictures = [self.source.picture(item) for item in items]
+        return branch_norms(network, to_batch(pictures, self.network.preprocessing, self.processes.device))
 
     def scores(self, network: nn.Module, after_batch: Callable[[], None] = lambda: None) -> Scores:
         """The network's predictions on the held-out images; computed once for one state of its weights."""
