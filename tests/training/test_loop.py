@@ -133,6 +133,15 @@ def test_the_rate_of_a_run_in_steps_reaches_its_end_with_the_last_step() -> None
         assert learning_rate(recipe, step, 4) == pytest.approx(want, rel=1e-12)
 
 
+def test_a_short_run_in_steps_keeps_the_warm_ups_share() -> None:
+    """5 of 60 epochs are a twelfth of the run: 2.5 of 30 steps, though an epoch has 22."""
+    recipe = Recipe(name="t", steps=30, epochs=60, lr=1e-2, min_lr=0.0, warmup_lr=0.0, warmup_epochs=5.0)
+    assert learning_rate(recipe, 2, 22) == pytest.approx(1e-2 * 2 / 2.5)
+    assert learning_rate(recipe, 3, 22) == pytest.approx(1e-2 * (1 + math.cos(math.pi * 3 / 30)) / 2)
+    long = recipe.replace(steps=22 * 30)
+    assert learning_rate(long, 55, 22) == pytest.approx(1e-2 * 2.5 / 5)  # time for all of it
+
+
 def test_weight_decay_goes_along_a_cosine_for_matrices_alone(tmp_path: Path) -> None:
     seen: list[dict[bool, float]] = []
 
