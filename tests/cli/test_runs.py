@@ -60,6 +60,22 @@ def test_every_folder_has_its_state(runs: Path, capsys) -> None:
     assert rows["recipe"]["model"] is None
 
 
+def test_a_run_in_steps_is_finished_after_its_last_step(tmp_path: Path, capsys) -> None:
+    """Before the recipe's number of epochs, which does not count then."""
+    out = tmp_path / "run"
+    main(["train", "digits", *TINY, "batch_size=512", "steps=3", "--out", str(out)])
+    assert [json.loads(line)["step"] for line in (out / "log.jsonl").read_text().splitlines()] == [2, 3]
+    assert listed(capsys, out)["run"]["status"] == "finished"
+    main(["runs", str(out)])
+    assert "3/3 steps" in capsys.readouterr().out
+    main(["resume", str(out)])
+    assert "is finished: 3 steps." in capsys.readouterr().out
+    assert ", 3 steps;" in (out / "report.html").read_text()
+    with pytest.raises(SystemExit):
+        main(["extend", str(out), "--epochs", "1"])
+    assert "steps=3" in capsys.readouterr().err
+
+
 def test_figures_are_those_of_the_log(runs: Path, capsys) -> None:
     row = listed(capsys, runs)["finished"]
     log = [json.loads(line) for line in (runs / "deep" / "finished" / "log.jsonl").read_text().splitlines()]

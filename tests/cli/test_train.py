@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from patchloom.cli.main import main
+from patchloom.cli.main import _parser, main
 
 TINY = [
     "--model", "deit_nano", "--recipe", "deit@small", "model.depth=1", "model.dim=24", "model.heads=2",
@@ -54,7 +54,7 @@ def run(folder: Path, tmp_path_factory) -> Path:
             "distillation token",
         ),
         (["finetune", "w", "digits", "--tau", "2", "--out", "x"], "--tau is for a --teacher"),
-        (["finetune", "w", "digits", "--resolution", "32", "resolution=24", "--out", "x"], "which?"),
+        (["finetune", "w", "digits", "--resolution", "32", "resolution=24", "--out", "x"], "differ: give one"),
         (["evaluate", "nowhere", "digits", "--fusion", "softmax"], "--head both"),
         (["evaluate", "nowhere", "digits", "--fusion", "x"], "Unknown value 'x' for --fusion"),
         (["evaluate", "nowhere", "digits", "--probe", "knn", "--head", "class"], "--head cannot be used with --probe"),
@@ -69,6 +69,22 @@ def test_wrong_use_is_a_sentence_and_exit_2(words: list[str], said: str, capsys,
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("command", ["distill", "finetune"])
+def test_how_is_the_hidden_earlier_name_of_method(command: str, capsys) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    shown = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert "--method" in shown
+    assert "--how" not in shown
+    words = (
+        [command, "a", "b", "--model", "deit_nano", "--recipe", "deit"] if command == "distill" else [command, "a", "b"]
+    )
+    options = [_parser().parse_args([*words, name, "soft"]) for name in ("--how", "--method")]
+    assert [given.method for given in options] == ["soft", "soft"]
+    assert not hasattr(options[0], "how")
 
 
 def test_a_loss_that_is_not_finite_exits_1(tmp_path: Path, capsys) -> None:

@@ -61,6 +61,19 @@ def test_decay_is_for_matrices_that_are_no_tokens_or_positions(name: str) -> Non
         assert group["lr_factor"] == pytest.approx(10 if names[id(group["params"][0])].startswith("head") else 1)
 
 
+def test_rates_decay_from_the_head_down_to_the_stem() -> None:
+    """As in BEiT: layer_decay to the power of the blocks that follow, the head at the full rate."""
+    model = nn.ModuleDict({"model": patchloom.create_model("deit_nano", num_classes=5, depth=3)})
+    names = {id(p): key.removeprefix("model.") for key, p in model.named_parameters()}
+    groups = parameter_groups(model, Recipe(name="t", lr=1e-3, head_lr=2e-3, layer_decay=0.5))
+    factors = {names[id(p)]: group["lr_factor"] for group in groups for p in group["params"]}
+    assert factors.keys() == set(names.values())
+    for name, factor in factors.items():
+        first, *rest = name.split(".")
+        later = 3 - int(rest[0]) if first == "blocks" else 0 if first in ("norm", "head") else 4
+        assert factor == pytest.approx(0.5**later * (2 if first == "head" else 1)), name
+
+
 @pytest.mark.parametrize(("recipe", "kind"), [("deit", "AdamW"), ("deit3_1k", "Lamb"), ("old_fashioned", "SGD")])
 def test_the_recipe_chooses(recipe: str, kind: str) -> None:
     optimizer = make_optimizer(patchloom.create_model("deit_nano"), find_recipe(recipe))

@@ -64,14 +64,29 @@ def test_the_half_line_of_a_killed_process_does_not_count(tmp_path: Path) -> Non
 
 def test_edited_settings_are_told_with_the_difference_and_those_without_effect_are_free(tmp_path: Path) -> None:
     settings = {"seed": 3, "betas": (0.9, 0.99), "workers": 2, "epochs": 5}
-    run = Run(tmp_path, settings)
-    run.create({"data": {}})
-    identity = run.identity()
-    free = {"workers": 0, "gradient_checkpointing": True, "later_field": 1}
-    Run(tmp_path, {**settings, "betas": [0.9, 0.99], **free}).check_unedited(identity)
+    begun = Run(tmp_path, settings)
+    begun.create({"data": {}})
+    identity = begun.identity()
+    Run(tmp_path, {**settings, "betas": [0.9, 0.99], "workers": 0, "later_field": 1}).check_unedited(identity)
     with pytest.raises(PatchloomError, match="seed is 4, was 3; epochs is 6, was 5"):
         Run(tmp_path, {**settings, "seed": 4, "epochs": 6}).check_unedited(identity)
+    begun.extend(6)
+    Run(tmp_path, {**settings, "epochs": 6}).check_unedited(identity)
+    with pytest.raises(PatchloomError, match="epochs is 7, was 5"):
+        Run(tmp_path, {**settings, "epochs": 7}).check_unedited(identity)
     Run(tmp_path, {"seed": 9}).check_unedited({})  # a checkpoint of an earlier version
+
+
+def test_settings_of_two_versions_are_compared_in_the_form_of_this_one(tmp_path: Path) -> None:
+    Run(tmp_path, {}).create({"data": {}})
+    identity = {"settings": {"task": "classify", "how": "hard"}}
+
+    def current(settings):
+        return {"method" if key == "how" else key: value for key, value in settings.items()}
+
+    Run(tmp_path, {"task": "classify", "method": "hard"}).check_unedited(identity, current)
+    with pytest.raises(PatchloomError, match='method is "soft", was "hard"'):
+        Run(tmp_path, {"task": "classify", "method": "soft"}).check_unedited(identity, current)
 
 
 def test_what_killed_processes_left_is_removed_by_the_next_that_writes(tmp_path: Path) -> None:

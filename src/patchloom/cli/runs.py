@@ -128,7 +128,11 @@ def _last_epochs(info: RunInfo) -> list[str]:
 
 
 def _epochs(info: RunInfo) -> str:
-    return "-" if info.epochs is None else f"{info.epochs}/{info.settings['epochs']}"
+    if info.epochs is None:
+        return "-"
+    if (steps := info.settings.get("steps")) is not None:
+        return f"{info.records[-1]['step'] if info.records else 0}/{steps} steps"
+    return f"{info.epochs}/{info.settings['epochs']}"
 
 
 def _time(info: RunInfo) -> str:

@@ -118,6 +118,11 @@ class Recipe:
         if self.seed >= 2**32:
             raise PatchloomError(f"seed of {self.name} is below 2^32, not {self.seed}.")
 
+    @property
+    def duration(self) -> str:
+        """The length of a run in words: "300 epochs", or "5000 steps"."""
+        return f"{self.epochs} epochs" if self.steps is None else f"{self.steps} steps"
+
     def replace(self, **changes: Any) -> Recipe:
         """A copy with other values of its own fields or of its options'; an unknown one is refused with the nearest
         known."""

@@ -90,10 +90,8 @@ def continue_task(run: Run, loop: Loop, settings: Mapping[str, Any], extended: b
         _report_versions(identity["packages"] or {}, console)
         run.settings |= settings
         if processes.gather(_is_finished(run, loop))[0]:  # files may reach the others late
-            console.say(
-                f"{run.folder} is finished: {loop.recipe.epochs} epochs. `patchloom extend {run.folder} --epochs N` "
-                "adds some."
-            )
+            more = f" `patchloom extend {run.folder} --epochs N` adds some." if loop.recipe.steps is None else ""
+            console.say(f"{run.folder} is finished: {loop.recipe.duration}.{more}")
             run.checkpoints.release()
             return run
         if extended and processes.is_main_process:

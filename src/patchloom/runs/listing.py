@@ -181,12 +181,18 @@ def is_running(folder: Path) -> bool:
 def _ended(info: RunInfo) -> str:
     """How a run ended that nobody trains."""
     failure = read_failure(info.folder)
-    if info.records and info.records[-1]["epoch"] >= info.settings["epochs"] and _exported(info):
+    if info.records and _trained(info.records[-1], info.settings) and _exported(info):
         return "finished"
     if failure is None:
         return "interrupted"
     info.problem = str(failure.get("error", "the reason is not known"))
     return "failed"
+
+
+def _trained(record: dict[str, Any], settings: dict[str, Any]) -> bool:
+    """Whether a record of the log is that of the last step."""
+    steps = settings.get("steps")
+    return bool(record["epoch"] >= settings["epochs"] if steps is None else record["step"] >= steps)
 
 
 def _exported(info: RunInfo) -> bool:

@@ -54,10 +54,13 @@ def learning_rate(recipe: Recipe, step: int, steps_per_epoch: int) -> float:
         epochs = float(max(0, step // steps_per_epoch - 1))
     elif recipe.schedule_by == "epoch":
         epochs = float(step // steps_per_epoch)
-    rate = Schedule(
-        recipe.lr, recipe.min_lr, recipe.schedule, recipe.warmup_epochs, recipe.warmup_lr, recipe.decay_epochs
-    )
-    return rate.at(epochs, recipe.epochs if recipe.steps is None else recipe.steps / steps_per_epoch)
+    total, warmup = float(recipe.epochs), recipe.warmup_epochs
+    if recipe.steps is not None:
+        total = recipe.steps / steps_per_epoch
+        if warmup >= total:  # its share of the recipe's epochs, as for a run of few epochs
+            warmup *= total / recipe.epochs
+    rate = Schedule(recipe.lr, recipe.min_lr, recipe.schedule, warmup, recipe.warmup_lr, recipe.decay_epochs)
+    return rate.at(epochs, total)
 
 
 def weight_decay(recipe: Recipe, step: int, total: int) -> float:

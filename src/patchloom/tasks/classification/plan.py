@@ -69,7 +69,7 @@ def _sizes(run: RunConfig, config: Config, split: Split, processes: Processes) -
         "data": run.task.data,
         "lr": recipe.lr,
         "batch_size": recipe.batch_size,
-        "epochs": recipe.epochs,
+        "epochs": recipe.epochs if recipe.steps is None else round(steps / per_epoch, 2),
         "steps": steps,
         "steps_per_epoch": per_epoch,
         "images_seen": steps * per_step,

@@ -43,6 +43,8 @@ def classification_sections(
 def _headline(run: Run, scores: Scores | None, network: Network, records: list[dict[str, Any]]) -> str:
     summary, cost = scores.summary() if scores else None, complexity(network)
     cells = "".join(f"<div><b>{value}</b><span class=soft>{name}</span></div>" for value, name in _shown(summary))
+    steps = run.settings.get("steps")
+    length = f"{run.settings['epochs']} epochs" if steps is None else f"{steps} steps"
     judged = "No image was held out."
     if summary is not None:
         best = max((row.get("ema_top1", row["top1"]) for row in records), default=summary["top1"])
@@ -50,7 +52,7 @@ def _headline(run: Run, scores: Scores | None, network: Network, records: list[d
         judged = f"The metrics are those of the {kind} weights after the last epoch; the best epoch had {best:.2%}."
     return (
         f"<h1>{escape(network.config.name)} on {escape(str(run.settings['data']))}</h1><div class=figures>{cells}</div>"
-        f"<p class=soft>Recipe {escape(run.settings['recipe_name'])}, {run.settings['epochs']} epochs; "
+        f"<p class=soft>Recipe {escape(run.settings['recipe_name'])}, {length}; "
         f"{cost.params / 1e6:.2f} million parameters, {cost.macs / 1e6:.0f} million MACs at "
         f"{network.config.img_size[0]} x {network.config.img_size[1]} pixels. {judged}</p>"
     )

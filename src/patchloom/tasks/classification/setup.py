@@ -22,6 +22,7 @@ from patchloom.tasks.classification.task import Classification
 from patchloom.tasks.classification.teachers import STUDENT, TeacherCache, Teachers, open_teacher
 from patchloom.tasks.spec import Context
 from patchloom.training.loop import check_batch
+from patchloom.training.schedule import total_steps
 from patchloom.weights.load import copy_scales, load
 
 # fields of a recipe that change nothing in the images of a step
@@ -99,7 +100,7 @@ def _open_teachers(task: Distillation, writes: bool) -> Teachers:
     teachers = [open_teacher(name, task.processes.device, hints) for name in config.teachers]
     cache = None
     if config.cache is not None and writes:
-        images = recipe.epochs * task.steps_per_epoch * task.order.images_per_step
+        images = total_steps(recipe, task.steps_per_epoch) * task.order.images_per_step
         size = images * len(task.source.class_names) * 4
         task.console.say(f"The teachers' logits are kept in {config.cache}: {size / 1e6:.1f} MB for {images} images.")
         draws = {name: value for name, value in recipe.to_json().items() if name not in _NOT_OF_IMAGES}
