@@ -151,7 +151,7 @@ class ForeignNetwork(Network):
     def _as_features(self, out: Any, images: Tensor) -> Features:
         if isinstance(out, Tensor) and out.ndim == 4:
             return _from_map(out.permute(0, 3, 1, 2) if _channels_last(self.network) else out)
-        patch = getattr(getattr(self.network, "patch_embed", None), "patch_size", None)
+        patch = _patch_size(self.network)
         if isinstance(out, Tensor) and out.ndim == 3 and patch is not None:
             height, width = images.shape[2] // patch[0], images.shape[3] // patch[1]
             prefix = out.shape[1] - height * width
@@ -218,6 +218,12 @@ class ForeignNetwork(Network):
 def _from_map(maps: Tensor) -> Features:
     """(B, D, height, width) as tokens with their layout."""
     return Features(maps.flatten(2).transpose(1, 2), TokenLayout(0, maps.shape[2], maps.shape[3]))
+
+
+def _patch_size(network: Any) -> tuple[int, int] | None:
+    """The patch of a network of tokens; timm's mixers call its layer a stem."""
+    layers = (getattr(network, name, None) for name in ("patch_embed", "stem"))
+    return next((layer.patch_size for layer in layers if hasattr(layer, "patch_size")), None)
 
 
 def _channels_last(network: nn.Module) -> bool:
