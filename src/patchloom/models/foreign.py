@@ -223,7 +223,7 @@ def _from_map(maps: Tensor) -> Features:
 def _patch_size(network: Any) -> tuple[int, int] | None:
     """The patch of a network of tokens; timm's mixers call its layer a stem."""
     layers = (getattr(network, name, None) for name in ("patch_embed", "stem"))
-    return next((layer.patch_size for layer in layers if hasattr(layer, "patch_size")), None)
+    return next((size for layer in layers if (size := getattr(layer, "patch_size", None)) is not None), None)
 
 
 def _channels_last(network: nn.Module) -> bool:
