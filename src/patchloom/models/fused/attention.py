@@ -67,11 +67,11 @@ class FusedAttention(nn.Module):
         self.proj = FoldedLinear(*stack_outputs(projs), form)
 
     def mixing(self) -> list[Tensor]:
-        """What mixes the heads, if they are mixed."""
+        """The mixing matrices of talking heads, or nothing."""
         return [part for part in (self.before, self.after, self.shift) if part is not None]
 
     def weights(self) -> list[Tensor]:
-        """As the kernel takes them."""
+        """As the kernel takes them, in its order."""
         mixing = self.mixing()
         return [*self.qkv.packed(), *self.proj.packed(), *(native.whole_mixing(*mixing) if mixing else ())]
 
@@ -109,7 +109,9 @@ class FusedAttention(nn.Module):
 
 
 class FewQueries(nn.Module):
-    """Attention of few tokens to all, without keys and values."""
+    """Attention of few tokens to all, without keys and values: see `attend_without_keys`.
+
+    Keys and values of N tokens cost 2 N D^2; with few queries the products in another order cost less."""
 
     q: Tensor
     k: Tensor
@@ -127,9 +129,9 @@ class FewQueries(nn.Module):
         self.register_buffer("q_bias", bias[:inner].clone())
         self.register_buffer("v_bias", bias[2 * inner :].unflatten(0, (heads, -1)).clone())
 
-    def forward(self, asking: Tensor, y: Tensor) -> Tensor:
+    def forward(self, queries: Tensor, y: Tensor) -> Tensor:
         """(B, Q, D), (B, N, D) -> (B, Q, inner), both normalised."""
-        q = F.linear(asking, self.q, self.q_bias).mul_(self.scale).unflatten(-1, (self.heads, -1))
+        q = F.linear(queries, self.q, self.q_bias).mul_(self.scale).unflatten(-1, (self.heads, -1))
         return attend_without_keys(q, y, self.k, self.v, self.v_bias)
 
 
