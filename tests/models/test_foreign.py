@@ -92,7 +92,7 @@ def test_stages_by_number(name: str) -> None:
         theirs = model.network.forward_intermediates(x, intermediates_only=True, output_fmt="NCHW")
     assert_close(last.grid.detach(), theirs[-1], 1e-6)
     assert_close(first.grid.detach(), theirs[0], 1e-6)
-    with pytest.raises(PatchloomError, match=f"the {count} stages"):
+    with pytest.raises(PatchloomError, match=f"has {count} of them"):
         model.features(x, blocks=[count])
 
 

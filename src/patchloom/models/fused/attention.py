@@ -54,7 +54,9 @@ class FusedAttention(nn.Module):
         if isinstance(attention, TalkingHeadsAttention):
             self.before, self.after = attention.proj_l.weight * self.scale, attention.proj_w.weight.clone()
             self.shift = attention.proj_w.bias.clone()
-            self.scale = 1.0  # it is in `before`
+            self.scale = (
+                1.0  # it is in `before`; the bias of proj_l shifts all scores of a query, which softmax cancels
+            )
         self.eps = norm_parts(branch.norm)[0]
         thirds = [[part.chunk(3) for part in _folded_projections(one)] for one in branches]
         weight, bias = stack_inputs(
@@ -76,7 +78,7 @@ class FusedAttention(nn.Module):
         return [*self.qkv.packed(), *self.proj.packed(), *(native.whole_mixing(*mixing) if mixing else ())]
 
     def forward(self, total: Tensor, x: Tensor, queries: int | None = None) -> Tensor:
-        if self.form.kernels and queries is None:
+        if self.form.kernels and queries is None:  # norm, projections, attention and sum in one call
             layers, mixing = (*self.qkv.packed(), *self.proj.packed()), self.mixing()
             rest = self.heads, self.inner, self.scale, self.eps, mixing
             torch.ops.patchloom.attention_(total, None if x is total else x, *layers, *rest)
@@ -104,6 +106,7 @@ class FusedAttention(nn.Module):
             return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
         if self.form.kernels:
             return torch.ops.patchloom.talking_heads(q, k, v, self.before, self.after, self.shift)
+        # a constant added to every weight of a head adds that multiple of the sum of its values
         lift = self.shift[:, None, None] * v.sum(dim=-2, keepdim=True)
         return talking_heads_by_image(q, k, v, self.before, self.after, lift).transpose(1, 2).flatten(2)
 

@@ -83,6 +83,7 @@ class FusedConv(nn.Module):
 
     def weights(self) -> list[Tensor]:
         """As the kernel takes them, in its order."""
+        # windows of 3 x 3 with channels last: (9, D)
         taps, shift = self.depthwise.weight.flatten(1).t(), cast(Tensor, self.depthwise.bias)
         gates = (self.squeeze, self.squeeze_bias, self.excite, self.excite_bias)
         return [*self.expand.packed(), taps, shift, *gates, *self.project.packed()]
