@@ -54,9 +54,8 @@ class FusedAttention(nn.Module):
         if isinstance(attention, TalkingHeadsAttention):
             self.before, self.after = attention.proj_l.weight * self.scale, attention.proj_w.weight.clone()
             self.shift = attention.proj_w.bias.clone()
-            self.scale = (
-                1.0  # it is in `before`; the bias of proj_l shifts all scores of a query, which softmax cancels
-            )
+            # the bias of proj_l shifts all scores of a query alike, which softmax cancels
+            self.scale = 1.0  # it is in `before`
         self.eps = norm_parts(branch.norm)[0]
         thirds = [[part.chunk(3) for part in _folded_projections(one)] for one in branches]
         weight, bias = stack_inputs(
