@@ -1,4 +1,4 @@
-"""Networks by name: one file per family, their configs, costs and parameter roles; fused copies for inference (`fused`);
+"""Networks by name: one file per family, their configs, costs and parameter roles; copies for inference (`fused`);
 networks of timm (`foreign`). Importing this package fills the registry, in the order of the papers.
 
 May import kernels, layers and compat. Everything from weights upwards may import it.
