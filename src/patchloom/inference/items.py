@@ -114,7 +114,7 @@ def held_out_by(model: Model, data: str | PathLike[str]) -> RunSplit | None:
     for folder in (place, *place.parents[:2]):  # the run, its export or checkpoints, a file in them
         try:
             run = Run.open(folder)
-            about, settings = run.about()["data"], run.settings
+            about, settings = run.environment()["data"], run.settings
             same = os.path.realpath(about["where"]) == os.path.realpath(data)
             held_out = frozenset(about["held_out"]) if same and "held_out" in about else None
             return RunSplit(settings.get("train_split"), settings.get("test_split"), held_out)
