@@ -59,14 +59,15 @@ class Run:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other processes from training in this folder; however this one ends, the lock goes with it."""
-        path = self.folder / ".lock"
+        path, begun = self.folder / ".lock", self.folder.exists()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
         except OSError as error:
             if path.is_symlink():
                 raise PatchloomError(f"{path} is a link, which is not followed: remove it.") from error
-            raise StoppedError(f"{self.folder} cannot be written: {error}.") from error
+            kind = StoppedError if begun else PatchloomError  # a folder that cannot be made is a wrong argument
+            raise kind(f"{self.folder} cannot be written: {error}.") from error
         if not _lock(handle):
             os.close(handle)
             raise PatchloomError(f"Another process is training in {self.folder}.")
