@@ -185,7 +185,7 @@ def test_a_delta_joins_its_base_shares_it_and_refuses_another(tmp_path: Path) ->
     tuned = tuned_parameters(network, "attention")
     assert {name for name in own if own[name].data_ptr() == theirs[name].data_ptr()} == set(own) - tuned
     assert patchloom.evaluate(delta, "digits", base=base) == patchloom.evaluate(run.folder, "digits")
-    with pytest.raises(PatchloomError, match="needs its base"):
+    with pytest.raises(PatchloomError, match="Pass its base"):
         patchloom.load(delta)
     with pytest.raises(PatchloomError, match="other weights"):
         patchloom.load(delta, base=base_of("deit_nano", tmp_path, drop_path=0.0, mlp_ratio=2.0))
@@ -247,7 +247,7 @@ def test_a_delta_knows_what_its_bare_base_does_not_say(tmp_path: Path) -> None:
                    **SHORT, **QUIET)  # fmt: skip
     delta = run.folder / "export" / "delta.safetensors"
     assert patchloom.evaluate(delta, "digits", base=base) == patchloom.evaluate(run.folder, "digits")
-    with pytest.raises(PatchloomError, match="is no delta"):
+    with pytest.raises(PatchloomError, match="is not a delta"):
         patchloom.load(run.folder, base=base)
     base.unlink()
     with pytest.raises(PatchloomError, match="does not exist"):  # at once, not after the last epoch
@@ -261,7 +261,7 @@ def test_a_delta_knows_what_its_bare_base_does_not_say(tmp_path: Path) -> None:
         ({"model_options": {"head": "mlp"}, "batch_size": 1}, "at least 2"),
         ({"tune": "everything"}, "all, attention, ffn, head"),
         ({"resolution": 26}, "26"),
-        ({"recipe": "nothing"}, "no recipe"),
+        ({"recipe": "nothing"}, "Unknown recipe 'nothing'"),
         ({"mean": (0.5,)}, "a mean and a positive std"),
         ({"model_options": {"depht": 3}}, "depth"),
     ],
