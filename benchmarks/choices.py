@@ -12,7 +12,7 @@ talking heads    our kernel beside torch's operators, a step of a block (enough_
 layout           a layer's fast form beside its plain one, a step and without gradients, up to channels that lie side by
                  side, as all that follows wants them (layers/{stems,mixing}.py)
 AdamW            torch's fused form beside the one that it takes by itself (training/optimizers.py)
-pairs            blocks of so many channels with seven products of halves beside eight (PAIRED of models/fused.py)
+pairs            blocks of so many channels with one Strassen step beside a plain product (PAIRED of models/fused.py)
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def speeds(weights: str, hints: dict[str, Any], size: int, batch: int, rounds: i
 def memory(weights: str, hints: dict[str, Any], tune: str, size: int, batch: int) -> float:
     """Megabytes that two steps add to a fresh process."""
     trainer = Trainer(weights, hints, tune, size, batch)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak, VmHWM
     before = _megabytes("VmRSS")
     trainer.step(), trainer.step()
     return _megabytes("VmHWM") - before

@@ -189,7 +189,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             for _ in range(options.rounds):
                 own.append(alone(fused, options.batch, options.seconds))
                 served.append(saturate(port, what, options.clients, options.seconds))
-                print(f"alone {own[-1]:.1f}, served {served[-1]:.1f} images a second", flush=True)
+                print(f"alone {own[-1]:.1f}, served {served[-1]:.1f} images per second", flush=True)
             rate = statistics.median(served) / 2
             latencies, refused = at_rate(port, what, options.clients, rate, 2 * options.seconds)
             cuts = statistics.quantiles(latencies, n=100)
@@ -216,7 +216,7 @@ def main() -> None:
     found = measure(options)
     print(f"share of the network's own throughput: {found['share']:.1%}")
     half = found["half_load"]
-    print(f"at {half['rate']:.1f} images a second: p50 {half['p50_ms']:.0f} ms, p99 {half['p99_ms']:.0f} ms")
+    print(f"at {half['rate']:.1f} images per second: p50 {half['p50_ms']:.0f} ms, p99 {half['p99_ms']:.0f} ms")
     if "soak" in found:
         print(
             "soak of {seconds:.0f} s: {mb_early:.1f} MB early, {mb_late:.1f} late, {mb_peak:.1f} peak".format(

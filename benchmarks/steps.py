@@ -3,7 +3,7 @@
     python benchmarks/steps.py [--cases NAME ...] [--rounds 9] [--json FILE] [--compare FILE]
 
 Same weights, images and rate of stochastic depth on both sides; timm's blocks with torch's AdamW as it comes. `kept` is
-what autograd holds for the way back, parameters not counted; `share` is of a large product's rate, the way back counted
+what autograd keeps for the backward pass, without parameters; `share` is of a large product, backward included
 as two forwards and nothing taken off for what stochastic depth drops.
 """
 

@@ -11,7 +11,11 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _MODULES = {
+    "Callback": "patchloom.training.loop",
+    "Metric": "patchloom.training.task",
     "PatchloomError": "patchloom.errors",
+    "Recipe": "patchloom.recipes.recipe",
+    "Task": "patchloom.training.task",
     "capture_attention": "patchloom.layers.attention",
     "complexity": "patchloom.models.complexity",
     "create_model": "patchloom.models.registry",
@@ -19,6 +23,7 @@ _MODULES = {
     "evaluate": "patchloom.runs.kinds",
     "explain": "patchloom.explaining.explanation",
     "finetune": "patchloom.api",
+    "fit": "patchloom.runs.own",
     "fuse": "patchloom.models.fused",
     "layerscale_value": "patchloom.layers.scales",
     "list_models": "patchloom.models.registry",
@@ -75,7 +80,12 @@ if TYPE_CHECKING:
     from patchloom.models.registry import create_model as create_model
     from patchloom.models.registry import list_models as list_models
     from patchloom.models.roles import parameter_roles as parameter_roles
+    from patchloom.recipes.recipe import Recipe as Recipe
     from patchloom.runs.kinds import evaluate as evaluate
     from patchloom.runs.kinds import predict as predict
+    from patchloom.runs.own import fit as fit
+    from patchloom.training.loop import Callback as Callback
+    from patchloom.training.task import Metric as Metric
+    from patchloom.training.task import Task as Task
     from patchloom.weights.load import load as load
     from patchloom.weights.save import save as save

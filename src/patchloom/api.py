@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Any
+
+from torch import Tensor, nn
 
 from patchloom.console import Console
 from patchloom.data.splits import Splits
 from patchloom.devices import Device
 from patchloom.recipes.recipe import Recipe
 from patchloom.runs.launch import launch
+from patchloom.runs.own import resolve_recipe, run_task
 from patchloom.tasks.classification.config import DistillationConfig
 from patchloom.tasks.classification.plans import plan_distillation, plan_finetuning, plan_training
+from patchloom.tasks.own.plan import open_supervised
+from patchloom.training.loop import Callback
+from patchloom.training.processes import join_processes
 from patchloom.training.run import Run
 
 Place = str | PathLike[str]
 
 
 def train(
-    data: Place,
+    data: Any,
     *,
-    model: str,
+    model: str | nn.Module,
     recipe: str | Recipe,
     out: Place,
+    loss: Callable[[Any, Any], Tensor] | None = None,
+    augmentation: Callable[[Any], Any] | None = None,
+    validation: Any = None,
+    callbacks: Sequence[Callback] = (),
     labels: str | None = None,
     scales_from: Place | None = None,
     train_split: str | None = None,
@@ -39,10 +49,15 @@ def train(
     """Train a classifier on labelled images. The run folder gets checkpoints, a log, the exported model and a report.
 
     Args:
-        data: A folder with one subfolder per class, a CSV file, "digits", or another source (docs/data.md).
-        model: A name of `list_models()`.
+        data: A folder with one subfolder per class, a CSV file, "digits", or another source (docs/data.md); or a data
+            set of your own, anything with `__len__` and `__getitem__` that gives (input, target).
+        model: A name of `list_models()`, or a torch.nn.Module of your own.
         recipe: The name of a recipe, such as "cait@small", or a Recipe.
         out: The run folder; one that holds a run is refused.
+        loss: (outputs, targets) -> one value for the batch, its mean, or one value per sample.
+        augmentation: A function from a PIL image to an image or tensor, in place of the recipe's augmentation.
+        validation: A second data set of your own to hold out; by default a fifth of the first.
+        callbacks: `patchloom.Callback` objects, called after steps and evaluations.
         labels: The label column of a CSV file.
         scales_from: A model whose learned residual scales the new network begins with; with the model option
             scale_trainable=False they stay fixed (thesis 3.5.3).
@@ -59,8 +74,18 @@ def train(
     """
     splits = Splits(train_split, test_split, hold_out)
     options = model_options or {}
-    config = plan_training(data, model, recipe, changes, options, labels, scales_from=scales_from, splits=splits)
-    return launch(config, out, strict=strict, log=log, console=console, device=device)
+    given = (loss, augmentation, validation)
+    if isinstance(model, str) and isinstance(data, str | PathLike) and all(part is None for part in given):
+        config = plan_training(data, model, recipe, changes, options, labels, scales_from=scales_from, splits=splits)
+        return launch(config, out, strict=strict, log=log, console=console, device=device, callbacks=callbacks)
+    resolved = resolve_recipe(recipe, changes)
+    processes, console = join_processes(device), console or Console()
+    task = open_supervised(
+        data, model, resolved, processes, console,
+        validation=validation, loss=loss, augmentation=augmentation, splits=splits, labels=labels,
+        model_options=options,
+    )  # fmt: skip
+    return run_task(task, resolved, out, processes, console, log, callbacks)
 
 
 def distill(

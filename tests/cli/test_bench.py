@@ -109,11 +109,14 @@ def test_nothing_is_measured_before_every_case_is_known_to_be_one(
     case = {"model": "deit_nano", "batch": 2, "size": 32, "depth": 6}
     for words, told in (
         (("deit_nano", "cait_nano", "--against", "timm"), "timm has no network like deit_nano"),
-        (("patchconvnet_nano", "deit_nano", "--against", "published"), "published is for PatchConvNet"),
+        (("patchconvnet_nano", "deit_nano", "--against", "published"), "published supports PatchConvNet only"),
         (("deit_nano", "--sizes", "32", "33"), "33"),
         (("deit_nano", "--threads", "100000"), "cores"),
-        (("vit_tiny_99999999999x1", "--sizes", "32"), "memory"),
-        (("deit_nano", "--out", str(tmp_path)), "not a file of kept figures"),
+        (
+            ("vit_tiny_99999999999x1", "--sizes", "32"),
+            "'depth' of vit_tiny_99999999999x1 must be a whole number from 1",
+        ),
+        (("deit_nano", "--out", str(tmp_path)), "not a file of recorded measurements"),
     ):
         assert told in refused(capsys, *words, *QUICK)
     for rows, told in (
@@ -136,7 +139,7 @@ def test_more_images_than_memory_has_room_for(capsys: pytest.CaptureFixture[str]
     [
         (("deit_tinny",), "deit_tiny"),
         (("deit_nano", "--against", "timm"), "timm has no network like deit_nano"),
-        (("cait_nano", "--against", "published"), "published is for PatchConvNet"),
+        (("cait_nano", "--against", "published"), "published supports PatchConvNet only"),
         (("deit_nano", "--batch", "0"), "at least 1"),
         (("deit_nano", "--sizes", "33"), "33"),
         (("deit_nano", "--compare", "/nowhere.json"), "nowhere.json"),

@@ -108,7 +108,7 @@ def test_labels_go_by_name_where_val_lacks_a_class(tmp_path: Path, val: str) -> 
     }
     split = split_source(source)
     assert split.held_out == source.splits["val"]
-    assert "split val" in split.how
+    assert "split val" in split.summary
 
 
 def test_test_is_held_out_where_there_is_no_val(tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ def test_the_split_does_not_hang_on_place_or_order(tmp_path: Path) -> None:
 def test_one_image_is_trained_and_measured_on(tmp_path: Path) -> None:
     split = split_source(open_source(folder(tmp_path, ant=1)))
     assert split.train == split.held_out == [Item("ant/000.png", 0)]
-    assert "measured on too" in split.how
+    assert "measured on too" in split.summary
 
 
 def test_train_alone_is_split(tmp_path: Path) -> None:

@@ -89,6 +89,7 @@ struct Guard final : c10::impl::NoOpDeviceGuardImpl<kLoom> {
   }
   void uncheckedSetDevice(at::Device device) const noexcept override { current_device = device.index(); }
   c10::DeviceIndex deviceCount() const noexcept override { return kDevices; }
+  void synchronizeDevice(c10::DeviceIndex) const override {}  // operators have ended when they return
   c10::Stream getStream(at::Device device) const noexcept override { return c10::Stream(c10::Stream::DEFAULT, device); }
   c10::Stream getDefaultStream(at::Device device) const override { return getStream(device); }
   c10::Stream exchangeStream(c10::Stream stream) const noexcept override { return stream; }
@@ -237,6 +238,22 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
   return {back(dx), back(dw), back(db)};
 }
 
+// Its schema does not say that it writes the running statistics: a fallback would lose them.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> batch_norm(
+    const at::Tensor& x, const std::optional<at::Tensor>& weight, const std::optional<at::Tensor>& bias,
+    const std::optional<at::Tensor>& mean, const std::optional<at::Tensor>& variance, bool training, double momentum,
+    double eps) {
+  ++operators;
+  auto alias = [&](const std::optional<at::Tensor>& y) -> std::optional<at::Tensor> {
+    if (!y || !y->defined()) return std::nullopt;
+    if (y->device() != x.device()) refuse({"aten::native_batch_norm", ""}, x.device(), y->device());
+    return on_cpu(*y);
+  };
+  auto [y, saved_mean, saved_scale] = at::native_batch_norm(on_cpu(x), alias(weight), alias(bias), alias(mean),
+                                                            alias(variance), training, momentum, eps);
+  return {y.to(x.device()), saved_mean.to(x.device()), saved_scale.to(x.device())};
+}
+
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fall_back>()); }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
@@ -252,6 +269,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("view", &at::native::view);
   m.impl("_reshape_alias", &at::native::_reshape_alias);
   m.impl("unfold", &at::native::unfold);
+  m.impl("native_batch_norm", &batch_norm);
   m.impl("convolution_overrideable", &convolution);
   m.impl("convolution_backward_overrideable", &convolution_backward);
 }

@@ -43,6 +43,11 @@ FAMILIES = {
 # Called in the process that has the device
 
 
+def begin() -> None:
+    backend.register()
+    multiprocessing.set_start_method("fork", force=True)  # as in a process that was not spawned
+
+
 def command(*words: object) -> int:
     """A command of patchloom; the number of operators that ran on the device meanwhile."""
     from patchloom.cli.main import main
@@ -193,7 +198,7 @@ def on_loom() -> Iterator[Callable[..., Any]]:
         pytest.skip("the test device needs a C++ compiler")
     backend.compiled()  # here, where an error is easier to read
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, spawn, initializer=backend.register) as pool:
+    with ProcessPoolExecutor(1, spawn, initializer=begin) as pool:
         yield lambda function, *values, **options: pool.submit(function, *values, **options).result(600)
 
 

@@ -138,7 +138,7 @@ def test_the_number_of_embedded_images_is_an_option(run: Path) -> None:
         assert about["count"] == len(about["tsne"]) == len(about["labels"]) == len(about["pca_energy"]) == got
     with pytest.raises(PatchloomError, match="at least 8, not 7"):
         analyse([run], "digits", count=7)
-    with pytest.raises(PatchloomError, match="no --data is given"):
+    with pytest.raises(PatchloomError, match="--count requires --data"):
         analyse([run], count=12)
 
 

@@ -279,10 +279,10 @@ def test_models_only_says_that_further_words_are_models_and_what_cannot_be_writt
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--map", "pooling"), "cait_nano cannot give the map 'pooling'; it can give class-attention"),
+        (("--map", "pooling"), "cait_nano does not support the map 'pooling'. Choose from: class-attention"),
         (("--target", "brd"), "Did you mean 'bird'"),
-        (("--top", "3"), "cait_nano has no map per class: --top is for models with queries='per_class'"),
-        (("--count", "30"), "--count is for --model-only"),
+        (("--top", "3"), "cait_nano has no map per class. Leave out --top"),
+        (("--count", "30"), "--count requires --model-only"),
         (("--model-only", "--count", "30"), "takes models"),
     ],
 )

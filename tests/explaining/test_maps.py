@@ -81,7 +81,7 @@ def test_every_network_gives_its_maps_at_the_size_of_the_crop(kind: str) -> None
 def test_a_map_that_cannot_be_is_refused_with_those_that_can(kind: str) -> None:
     network, possible = make(kind), NETWORKS[kind][2]
     impossible = next(name for name in ("per-class", "cross-patch") if name not in possible)
-    with pytest.raises(PatchloomError, match=f"{network.config.name} cannot give.*{impossible}.*{possible[-1]}"):
+    with pytest.raises(PatchloomError, match=f"{network.config.name} does not support.*{impossible}.*{possible[-1]}"):
         patchloom.explain(network, picture(network), maps=[impossible])
 
 
@@ -213,7 +213,7 @@ def test_grad_cam_is_captums(kind: str) -> None:
     x = network_input(network, picture(network))
     got = grad_cam(network, x, 3)
     network.blocks[-1] = Probe(network.blocks[-1], network.config.grid, network.join_at is not None)
-    want = LayerGradCam(network, network.blocks[-1].outputs).attribute(x, target=3, relu_attributions=True)
+    want = LayerGradCam(network, network.blocks[-1].seen).attribute(x, target=3, relu_attributions=True)
     torch.testing.assert_close(got, want[0, 0].detach(), atol=1e-6, rtol=1e-4)
 
 

@@ -93,7 +93,7 @@ def test_what_it_says(weights: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "a.pth" in first
     assert "100.0% have the same likeliest class" in first
     main(words)
-    assert "in the place of an earlier file" in capsys.readouterr().out
+    assert "replaces an earlier export" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("hold_out", [0.5, "none"])
@@ -122,7 +122,7 @@ def test_images_of_the_users_own(weights: Path, tmp_path: Path, capsys: pytest.C
     capsys.readouterr()
     assert "nowhere" in refused([*words, str(tmp_path / "nowhere")], capsys)
     (tmp_path / "empty").mkdir()
-    assert "has no image in it" in refused([*words, str(tmp_path / "empty")], capsys)
+    assert "contains no images" in refused([*words, str(tmp_path / "empty")], capsys)
     (photos / "1.png").write_bytes(b"no image")
     assert "1.png" in refused([*words, str(photos)], capsys)
 
@@ -139,8 +139,8 @@ def test_images_of_the_users_own(weights: Path, tmp_path: Path, capsys: pytest.C
         (["--to", "timm", "--with-preprocessing", "--out", "a.safetensors"], "weights alone"),
         (["--to", "torch", "--tolerance", "-1", "--out", "a.pt2"], "0 or more"),
         (["--to", "torch", "--tolerance", "nan", "--out", "a.pt2"], "0 or more"),
-        (["--to", "torch", "--out", "notes.pt2"], "is not written over"),
-        (["--to", "torch", "--out", "pipe.pt2"], "is no regular file"),
+        (["--to", "torch", "--out", "notes.pt2"], "is not overwritten"),
+        (["--to", "torch", "--out", "pipe.pt2"], "is not a regular file"),
         (["--to", "torch", "--out", "loop.pt2"], "loop.pt2 cannot be written"),
     ],
 )
@@ -160,7 +160,7 @@ def test_the_weights_themselves_are_not_written_over(weights: Path, capsys: pyte
     content = weights.read_bytes()
     for source in (weights, weights.parent):
         told = refused([str(source), "--to", "official", "--out", str(weights)], capsys)
-        assert "choose another file" in told
+        assert "Choose another file" in told
     assert weights.read_bytes() == content
 
 
@@ -278,7 +278,7 @@ def test_damaged_weights_are_refused(tmp_path: Path) -> None:
 
 def test_a_fused_copy_is_refused(tmp_path: Path) -> None:
     model: Network = patchloom.fuse(patchloom.create_model("resmlp_nano", num_classes=3, depth=1), kernels=False)
-    with pytest.raises(PatchloomError, match="export the network that it was made from"):
+    with pytest.raises(PatchloomError, match="Export the network it was made from"):
         exporter.export(model, "torch", tmp_path / "a.pt2")
 
 
@@ -289,7 +289,7 @@ def test_only_an_earlier_export_is_replaced(to: str, weights: Path, tmp_path: Pa
     out = (tmp_path / "model").with_suffix(formats.FORMATS[to].suffixes[0])
     precious = out.with_suffix(".bin") if to == "openvino" else out
     precious.write_bytes(weights.read_bytes())
-    with pytest.raises(PatchloomError, match="is no export: it is not written over"):
+    with pytest.raises(PatchloomError, match="is not an export, so it is not overwritten"):
         exporter.export(weights, to, out)
     assert precious.read_bytes() == weights.read_bytes()
     precious.unlink()
@@ -300,5 +300,5 @@ def test_only_an_earlier_export_is_replaced(to: str, weights: Path, tmp_path: Pa
 def test_what_is_exported_is_not_written_over(weights: Path, tmp_path: Path) -> None:
     first = tmp_path / "first.safetensors"
     exporter.export(weights, "safetensors", first)
-    with pytest.raises(PatchloomError, match="is what is exported"):
+    with pytest.raises(PatchloomError, match="is the source of the export"):
         exporter.export(first, "safetensors", first)

@@ -166,7 +166,9 @@ def test_int8_that_misses_its_tolerance_is_calibrated_on_percentiles(tmp_path: P
     ran = session(tmp_path / "a.onnx")
     assert ran.get_modelmeta().custom_metadata_map["quantisation"] == "percentile"
     assert report.bytes < 0.5 * sum(p.numel() * 4 for p in model.parameters())
-    message = r"percentiles .* changes the likeliest class .* Allow it with --tolerance 0\.\d+, or take --to openvino"
+    message = (
+        r"calibrated ranges.* changes the predicted class .* Allow it with --tolerance 0\.\d+, or use --to openvino"
+    )
     with pytest.raises(PatchloomError, match=message):
         export(model, "onnx", tmp_path / "b.onnx", int8=True, tolerance=0)
     assert not (tmp_path / "b.onnx").exists()

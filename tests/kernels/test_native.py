@@ -469,7 +469,7 @@ def test_what_a_kernel_cannot_take_is_refused() -> None:
         ops.conv_blocks_(torch.zeros(1, 2, 2, 16), row, 16, 1e-6, False, False)
     with pytest.raises(ValueError, match="not those of blocks"):
         ops.attention_blocks_(torch.zeros(1, 4, 16), row, 2, 16, 32, False, 1.0, 1e-6, 1e-6, False, True)
-    with pytest.raises(ValueError, match="all of floats or all of bytes"):
+    with pytest.raises(ValueError, match="all float or all int8"):
         ops.ffn_(x, None, weight, bias, levels, terms, 32, 1e-6)
 
 

@@ -418,11 +418,14 @@ def test_where_seven_products_pay_they_round_little_more_than_eight(
     fused = patchloom.fuse(model)
     assert fused.blocks[0].paired == paired
     assert not patchloom.fuse(model, int8=True).blocks[0].paired
-    assert not patchloom.fuse(model, paired=False).blocks[0].paired
+    eight = patchloom.fuse(model, paired=False)
+    assert not eight.blocks[0].paired
     with torch.inference_mode():
         want = copy.deepcopy(model).double()(images.double())
-        errors = [float((answer(images) - want).abs().max()) for answer in (fused, model)]
-    assert errors[0] < 4 * errors[1] + 1e-6 * float(want.abs().max())
+        errors = [answer(images) - want for answer in (fused, eight)]
+    # beside the same kernels, not torch's products: how those round depends on the processor
+    assert errors[0].square().mean().sqrt() < 3 * errors[1].square().mean().sqrt()
+    assert errors[0].abs().max() < 5e-6 * want.abs().max()
 
 
 @pytest.mark.skipif(not native.available(), reason=str(native.why_not()))

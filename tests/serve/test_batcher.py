@@ -39,7 +39,7 @@ def test_batches_are_of_one_model_no_larger_than_allowed_and_answers_are_in_plac
     futures = [batcher.submit(models[i % 2], pixels) for i, pixels in enumerate(pictures)]
     for i, future in enumerate(futures):
         want = class_probabilities(models[i % 2].network, pictures[i : i + 1])[0]
-        assert np.abs(future.result(60).chances - want).max() < 1e-5
+        assert np.abs(future.result(60).probabilities - want).max() < 1e-5
     batcher.close()
     assert max(size for _, size in seen) == 8
     assert {name for name, _ in seen} == {"cait", "patchconvnet"}
@@ -50,11 +50,11 @@ def test_a_lone_request_does_not_wait_and_an_expected_one_is_waited_for(hosting:
     pixels = np.zeros((32, 32, 3), np.uint8)
     batcher.expect()
     begun = time.perf_counter()
-    assert batcher.submit(hosting.first, pixels).result(60).batch == 1
+    assert batcher.submit(hosting.default, pixels).result(60).batch == 1
     assert time.perf_counter() - begun < 4
     batcher.expect(), batcher.expect(), batcher.expect()
-    first = batcher.submit(hosting.first, pixels)
-    threading.Timer(0.1, lambda: batcher.submit(hosting.first, pixels)).start()
+    first = batcher.submit(hosting.default, pixels)
+    threading.Timer(0.1, lambda: batcher.submit(hosting.default, pixels)).start()
     threading.Timer(0.2, batcher.forget).start()
     assert first.result(60).batch == 2
     batcher.close()
@@ -64,9 +64,9 @@ def test_an_error_answers_its_batch_and_the_next_one_works(hosting: Hosting) -> 
     batcher = Batcher(8, 0.0)
     batcher.expect()
     with pytest.raises(PatchloomError):
-        batcher.submit(hosting.first, np.zeros((31, 32, 3), np.uint8)).result(60)
+        batcher.submit(hosting.default, np.zeros((31, 32, 3), np.uint8)).result(60)
     batcher.expect()
-    assert batcher.submit(hosting.first, np.zeros((32, 32, 3), np.uint8)).result(60).batch == 1
+    assert batcher.submit(hosting.default, np.zeros((32, 32, 3), np.uint8)).result(60).batch == 1
     batcher.close()
 
 
@@ -85,13 +85,13 @@ def test_the_gate_counts_requests_and_bytes() -> None:
 
 
 def test_work_that_takes_too_long_is_a_503() -> None:
-    with pytest.raises(Refused, match=r"within 0\.01 seconds") as refused:
+    with pytest.raises(Refused, match=r"longer than 0\.01 seconds") as refused:
         asyncio.run(_within(0.01, asyncio.sleep(5)))
     assert refused.value.status == 503
 
 
 def test_a_twin_shares_memory_and_nothing_else(hosting: Hosting) -> None:
-    network = hosting.first.network
+    network = hosting.default.network
     other = twin(network)
     for (name, mine), (_, theirs) in zip(network.state_dict().items(), other.state_dict().items(), strict=True):
         assert mine.data_ptr() == theirs.data_ptr(), name
@@ -123,10 +123,10 @@ def test_deltas_share_what_their_base_has(tmp_path: Path) -> None:
 
 def test_products_of_bytes_need_weights_of_their_own(tmp_path: Path) -> None:
     path = str(save_models(tmp_path)["cait_nano"])
-    with pytest.raises(PatchloomError, match="--int8 needs weights of its own"):
+    with pytest.raises(PatchloomError, match="int8 needs separate weights per model"):
         Hosting([path], path, int8=True)
     if native.available():
-        hosted = Hosting([path], int8=True).first
+        hosted = Hosting([path], int8=True).default
         assert any(buffer.dtype == torch.int8 for buffer in hosted.predictor.buffers())
 
 
@@ -138,7 +138,7 @@ def test_names(tmp_path: Path) -> None:
     got = named([str(a), str(b / "export" / "model.safetensors"), str(a / "export"), f"mine={b}", "deit_tiny.fb_in1k"])
     assert list(got) == ["a", "b", "a-2", "mine", "deit_tiny.fb_in1k"]
     assert got["mine"] == str(b)
-    with pytest.raises(PatchloomError, match="both be called x"):
+    with pytest.raises(PatchloomError, match="have the same name 'x'"):
         named(["x=1", "x=2"])
 
 

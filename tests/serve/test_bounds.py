@@ -208,7 +208,7 @@ def test_what_would_come_too_late_is_refused_at_once(service: Service, monkeypat
     running, free = occupy(service.explainer, cost=math.inf)
     monkeypatch.setitem(service.pace, True, 100.0)
     assert post(service, "/api/explain", picture(), leave=True) == (
-        503, {"error": "The service is busy: about 100 s of work come first."}
+        503, {"error": "The service is busy: about 100 s of work are queued."}
     )  # fmt: skip
     monkeypatch.setitem(service.pace, True, 80.0)
     assert post(service, "/api/explain", picture(), leave=True)[0] == 400  # it waited until the client went
@@ -231,7 +231,7 @@ def test_an_image_is_cut_once(tmp_path: Path) -> None:
     assert [row["probability"] for row in got["predictions"]] == pytest.approx(
         [row["probability"] for row in want.predictions], abs=1e-5
     )
-    assert service.hosting.first.network.preprocessing.crop_ratio == 0.7
+    assert service.hosting.default.network.preprocessing.crop_ratio == 0.7
 
 
 def test_a_body_cannot_announce_two_lengths(service: Service) -> None:
@@ -243,12 +243,12 @@ def test_an_upload_takes_up_what_has_arrived(service: Service, monkeypatch: pyte
     data = picture()
     gate = Gate(2, 1_000_000)
     monkeypatch.setattr(service, "predicting", gate)
-    gate.bytes = gate.most_bytes - 2 * len(data)
+    gate.bytes = gate.max_bytes - 2 * len(data)
     for announced in ("5000", "20000000"):
         assert post(service, "/api/predict", data, content_length=announced)[0] == 200
-    gate.bytes = gate.most_bytes - len(data)  # less than the body, which has a frame around the file
+    gate.bytes = gate.max_bytes - len(data)  # less than the body, which has a frame around the file
     assert post(service, "/api/predict", data)[0] == 503
-    assert (gate.inside, gate.bytes) == (0, gate.most_bytes - len(data))
+    assert (gate.inside, gate.bytes) == (0, gate.max_bytes - len(data))
 
 
 def test_the_number_of_parts_is_bounded(service: Service) -> None:
@@ -257,11 +257,11 @@ def test_the_number_of_parts_is_bounded(service: Service) -> None:
     kind = "multipart/form-data; boundary=mark"
     assert ask(service, "POST", "/api/predict", part * 15 + file + b"--mark--", content_type=kind)[0] == 200
     status, answer = ask(service, "POST", "/api/explain", part * 16 + file + b"--mark--", content_type=kind)
-    assert (status, answer["error"]) == (400, "A body has at most 16 parts.")
+    assert (status, answer["error"]) == (400, "A body can have at most 16 parts.")
     status, answer = ask(service, "POST", "/api/predict", file + part * 5000, content_type=kind)
-    assert (status, answer["error"]) == (400, "A body has at most 47 parts.")
+    assert (status, answer["error"]) == (400, "A body can have at most 47 parts.")
     status, answer = ask(service, "POST", "/api/predict", file * 33 + b"--mark--", content_type=kind)
-    assert (status, answer["error"]) == (413, "A request has at most 32 files.")
+    assert (status, answer["error"]) == (413, "A request can have at most 32 files.")
     long = b"--mark\r\n" + b"A: b\r\n" * 9000 + b"\r\n" + file
     assert ask(service, "POST", "/api/predict", long, content_type=kind)[0] == 400
 
@@ -299,8 +299,8 @@ def test_monitors_may_ask_for_heads(service: Service) -> None:
         ({"max_pixels": 90_000_000}, "89478485"),
         ({"token": " a long token"}, "no space at its ends"),
         ({"allowed_hosts": ("",)}, "allowed_hosts"),
-        ({"host": " "}, "127.0.0.1 for this machine alone"),
-        ({"decoders": 10**6}, "decoders is more than 0 and at most 256, not 1000000"),
+        ({"host": " "}, "127.0.0.1 for this machine"),
+        ({"decoders": 10**6}, "decoders must be more than 0 and at most 256, not 1000000"),
         ({"max_files": 10**6}, "max_files"),
         ({"max_connections": 0}, "max_connections"),
     ],
@@ -323,7 +323,7 @@ def test_an_answer_that_cannot_be_counted_is_given_and_the_next_too(service: Ser
     batcher = Batcher(4, 0.0, fail)
     for _ in range(2):
         batcher.expect()
-        assert batcher.submit(service.hosting.first, np.zeros((32, 32, 3), np.uint8)).result(60).batch == 1
+        assert batcher.submit(service.hosting.default, np.zeros((32, 32, 3), np.uint8)).result(60).batch == 1
     batcher.close(10)
 
 

@@ -87,8 +87,8 @@ def _pixels(png: str) -> np.ndarray:
 
 def test_maps_and_classes_that_there_are_not_are_refused_in_words(server: Server) -> None:
     for query, mentions in {
-        "maps=cross-patch": "cait_nano cannot give the map 'cross-patch'",
-        "maps=saliency": "There is no map 'saliency'",
+        "maps=cross-patch": "cait_nano does not support the map 'cross-patch'",
+        "maps=saliency": "Unknown value 'saliency'",
         "target=cow": "has no class 'cow'",
     }.items():
         answer = server.post(f"/api/explain?{query}", picture())
@@ -251,7 +251,7 @@ def test_reloading_drops_no_request_and_a_damaged_file_changes_nothing(tmp_path:
         hammering = [pool.submit(server.post, "/api/predict", data) for _ in range(200)]
         server.process.send_signal(signal.SIGHUP)
         assert {job.result().status for job in hammering} == {200}
-        while "Loaded anew" not in server.said.read_text():
+        while "Reloaded" not in server.said.read_text():
             time.sleep(0.02)
         assert server.post("/api/predict", data).json["predictions"] != before
         assert server.get("/api/models").json["models"][0]["architecture"] == "patchconvnet_nano"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +33,21 @@ def test_the_lock_empties_no_file_and_follows_no_link(tmp_path: Path) -> None:
     with pytest.raises(PatchloomError, match="is a link"), run.locked():
         pass
     assert (tmp_path / "diary.txt").read_text() == "dear diary"
+
+
+@pytest.mark.parametrize(
+    ("reason", "code"), [(errno.ENOSPC, 1), (errno.EDQUOT, 1), (errno.EACCES, 2), (errno.EROFS, 2)]
+)
+def test_a_full_disk_stops_the_work_and_a_wrong_folder_is_wrong_use(
+    reason: int, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(reason, os.strerror(reason))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(PatchloomError, match="cannot be written") as caught, Run(tmp_path / "run", {}).locked():
+        pass
+    assert caught.value.exit_code == code
 
 
 @pytest.mark.parametrize("line", [b"\xff\xfe\x00broken\n", b"[" * 100_000 + b"\n", b"\0\n"])
@@ -74,17 +92,21 @@ def test_settings_of_two_versions_are_compared_in_the_form_of_this_one(tmp_path:
 def test_what_killed_processes_left_is_removed_by_the_next_that_writes(tmp_path: Path) -> None:
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
-    ours = temporary.own_name(tmp_path / "recipe.yaml").name.removesuffix(str(os.getpid()))
-    left = tmp_path / f"{ours}{dead.pid}"
-    others = [tmp_path / f"{ours}{os.getppid()}", tmp_path / ".recipe.yaml.bak", tmp_path / f".x.{dead.pid}"]
-    others.append(tmp_path / f".recipe.yaml.elsewhere-{dead.pid}")  # of another machine
+    host = re.sub(r"\W", "", platform.node())
+    left = tmp_path / f".recipe.yaml.{host}-{dead.pid}"
+    others = [
+        tmp_path / f".recipe.yaml.{host}-{os.getppid()}",
+        tmp_path / f".recipe.yaml.another{host}-{dead.pid}",  # the number may be of a living process there
+        tmp_path / ".recipe.yaml.bak",
+        tmp_path / f".x.{host}-{dead.pid}",
+    ]
     for path in (left, *others):
         path.touch()
     write_text(tmp_path / "recipe.yaml", "seed: 3\n")
     assert not left.exists()
     assert all(path.exists() for path in others)
     left.mkdir()
-    assert temporary.aside(tmp_path / "recipe.yaml").name == f"{ours}{os.getpid()}"
+    assert temporary.aside(tmp_path / "recipe.yaml").name == f".recipe.yaml.{host}-{os.getpid()}"
     assert not left.exists()
 
 

@@ -213,6 +213,6 @@ for source in ("cait_s24.fb_dist_in1k", "hf-hub:someone/ants"):
     message, cached = done.stdout.splitlines()
     assert "not in the hub's cache and could not be fetched" in message
     assert cached.startswith("cait_nano "), cached  # what is in the cache is still had
-    assert float(message.split()[-1]) < 5
-    assert float(cached.split()[-1]) < 8
+    assert float(message.split()[-1]) < 10
+    assert float(cached.split()[-1]) < 10
     assert not done.stderr, done.stderr  # no warnings of retries

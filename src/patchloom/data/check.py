@@ -36,7 +36,7 @@ class _Facts:
     height: int
     mode: str
     pixels: bytes  # sha256
-    look: int  # difference hash
+    perceptual: int  # difference hash
     note: str | None  # how values were scaled to 8 bits
 
 
@@ -46,7 +46,7 @@ def check_data(source: Source, progress: Progress | None = None, workers: int = 
     `duplicates` are pairs of equal pixels on both sides of a split (that of the data, or the one that training would
     make), `duplicates_within` pairs on one side, `near_duplicates` pairs that look almost the same.
     """
-    facts, unreadable = _look_at_all(source, progress, workers)
+    facts, unreadable = _inspect_all(source, progress, workers)
     counts = Counter(fact.label for fact in facts)
     per_class = {name: counts[label] for label, name in enumerate(source.class_names)}
     filled = [count for count in per_class.values() if count]
@@ -62,23 +62,23 @@ def check_data(source: Source, progress: Progress | None = None, workers: int = 
         "unreadable": unreadable,
         "duplicates": across,
         "duplicates_within": within,
-        "near_duplicates": near_duplicates([(f.key, f.look, f.pixels) for f in facts]),
+        "near_duplicates": near_duplicates([(f.key, f.perceptual, f.pixels) for f in facts]),
         "imbalance": round(max(filled) / min(filled), 3) if filled else None,
         "notes": [*source.notes, *scaled_notes([f"{fact.key}: {fact.note}" for fact in facts if fact.note])],
     }
 
 
-def _look_at_all(source: Source, progress: Progress | None, workers: int) -> tuple[list[_Facts], list[dict[str, str]]]:
+def _inspect_all(source: Source, progress: Progress | None, workers: int) -> tuple[list[_Facts], list[dict[str, str]]]:
     places = [(split, item) for split, items in source.splits.items() for item in items]
 
-    def look(item: Item) -> tuple[int, int, str, bytes, int, str | None] | str:
+    def inspect(item: Item) -> tuple[int, int, str, bytes, int, str | None] | str:
         try:
-            return _look(source, item)
+            return _inspect(source, item)
         except PatchloomError as error:
             return reason_of(error)
 
     facts, unreadable = [], []
-    seen = in_threads(look, (item for _, item in places), progress, workers)
+    seen = in_threads(inspect, (item for _, item in places), progress, workers)
     for (split, item), (_, found) in zip(places, seen, strict=True):
         if isinstance(found, str):
             unreadable.append({"path": item.key, "reason": found})
@@ -88,7 +88,7 @@ def _look_at_all(source: Source, progress: Progress | None, workers: int) -> tup
     return facts, unreadable
 
 
-def _look(source: Source, item: Item) -> tuple[int, int, str, bytes, int, str | None]:
+def _inspect(source: Source, item: Item) -> tuple[int, int, str, bytes, int, str | None]:
     data = source.data(item)
     image = source.read(item) if data is None else decode(data, item.key)
     mode = image.mode if data is None else open_header(data).mode
@@ -139,14 +139,14 @@ def _trained(side: str) -> bool:
 
 
 def pair_lines(what: str, pairs: list[list[str]], all_of_them: str) -> list[str]:
-    """Some pairs of images for people; `all_of_them` says where the others are."""
+    """Lines with some pairs of images; `all_of_them` says where to find the others."""
     if not pairs:
         return []
     more = [f"  and {len(pairs) - SHOWN} more ({all_of_them})"] if len(pairs) > SHOWN else []
     return [f"{count(len(pairs), 'pair')} of {what}:", *(f"  {one}  {other}" for one, other in pairs[:SHOWN]), *more]
 
 
-def near_duplicates(looks: Iterable[tuple[str, int, bytes]]) -> list[list[str]]:
+def near_duplicates(hashes: Iterable[tuple[str, int, bytes]]) -> list[list[str]]:
     """Pairs of names whose hashes differ in at most two bits though their pixels differ.
 
     Of images with one and the same hash, each is named beside the first. Hashes within two bits agree in at least one
@@ -154,10 +154,10 @@ def near_duplicates(looks: Iterable[tuple[str, int, bytes]]) -> list[list[str]]:
     """
     first: dict[int, tuple[str, bytes]] = {}
     pairs = []
-    for name, look, pixels in looks:
-        if look in first and first[look][1] != pixels:
-            pairs.append([first[look][0], name])
-        first.setdefault(look, (name, pixels))
+    for name, value, pixels in hashes:
+        if value in first and first[value][1] != pixels:
+            pairs.append([first[value][0], name])
+        first.setdefault(value, (name, pixels))
     return sorted(pairs + [[first[one][0], first[other][0]] for one, other in _near_hashes(list(first))])
 
 

@@ -1,6 +1,6 @@
 """JPEG photos decoded by simplejpeg, where it is installed and its pixels are those that Pillow would give.
 
-Both are libjpeg-turbo with the same transform and upsampling, but Pillow takes the pixels through Python's hands in
+Both are libjpeg-turbo with the same transform and upsampling, but Pillow passes the pixels through Python in
 pieces. What is not a plain upright photo in colour or grey, or not whole, is left to Pillow.
 """
 
@@ -55,7 +55,7 @@ def is_plain(header: Image.Image) -> bool:
 
 
 def pixels_of(data: bytes, **options: int) -> np.ndarray | None:
-    """(height, width, 4) uint8 RGBX of a plain JPEG; None where Pillow must say what it is."""
+    """(height, width, 4) uint8 RGBX of a plain JPEG; None where Pillow must decode it."""
     library = _simplejpeg()
     if library is None:
         return None

@@ -111,17 +111,17 @@ def _manifest_row(
             raise PatchloomError(f"{where}, line {line}: no value for {name!r}.")
     split = "all"
     if has_split:
-        said = row["split"].strip()
-        if said.lower() not in SPLIT_NAMES:
-            raise PatchloomError(f"{where}, line {line}: split {said!r}; it must be train, val or test.")
-        split = SPLIT_NAMES[said.lower()]
+        given = row["split"].strip()
+        if given.lower() not in SPLIT_NAMES:
+            raise PatchloomError(f"{where}, line {line}: split {given!r}; it must be train, val or test.")
+        split = SPLIT_NAMES[given.lower()]
     return _manifest_key(path.parent, row["path"].strip()), tuple(row[column].strip() for column in columns), split
 
 
-def _manifest_key(folder: Path, said: str) -> str:
+def _manifest_key(folder: Path, given: str) -> str:
     """Relative to the manifest where that is possible, so that a key stays the same when the data moves."""
-    if os.path.isabs(said):
-        plain = Path(os.path.normpath(said))
+    if os.path.isabs(given):
+        plain = Path(os.path.normpath(given))
         here = Path(os.path.abspath(folder))
         return (plain.relative_to(here) if plain.is_relative_to(here) else plain).as_posix()
-    return Path(os.path.normpath(said)).as_posix()
+    return Path(os.path.normpath(given)).as_posix()

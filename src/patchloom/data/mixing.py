@@ -15,7 +15,7 @@ from patchloom.data.randomness import seed_of
 
 
 def normalise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """(B, height, width, C) uint8 -> (B, C, height, width) float32 with the mean taken off, divided by std."""
+    """(B, height, width, C) uint8 -> (B, C, height, width) float32 with the mean subtracted, divided by std."""
     centre, scale = (torch.tensor(values, dtype=torch.float32, device=images.device) * 255 for values in (mean, std))
     if images.device.type == "cpu" and images.dtype == torch.uint8 and images.shape[3] == 3 and native.available():
         return native.normalise(images, centre, scale).permute(0, 3, 1, 2)
@@ -24,7 +24,7 @@ def normalise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Te
 
 
 def erase(images: Tensor, probability: float, *seed: int | str) -> Tensor:
-    """Random erasing, in place: a box of 2 % to 1/3 of the area, aspect 0.3 to 1/0.3, filled with N(0, 1) a pixel."""
+    """Random erasing, in place: a box of 2 % to 1/3 of the area, aspect 0.3 to 1/0.3, filled with N(0, 1) per pixel."""
     draw = np.random.default_rng(seed_of(*seed, "erase"))
     noise = torch.Generator().manual_seed(seed_of(*seed, "noise"))
     channels, height, width = images.shape[1:]
@@ -51,7 +51,7 @@ def soft_targets(labels: Tensor, classes: int, smoothing: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Mixing:
-    """Mixup and CutMix as the published script does: one choice and one weight a batch, partners in reversed order."""
+    """Mixup and CutMix as in the published script: one choice and one weight per batch, partners in reversed order."""
 
     mixup: float = 0.0
     cutmix: float = 0.0

@@ -1,7 +1,7 @@
 """Steps from a decoded photo to a training image in C++, with the very pixels of Pillow's steps.
 
 A picture is an array (height, width, 4) of uint8, RGBX: the fourth byte has no meaning. Whether the pixels are those of
-the Pillow that is installed is tried once a process, and if not, or without the compiled library, Pillow does the work.
+the installed Pillow is tried once per process; if not, or without the compiled library, Pillow does the work.
 """
 
 from __future__ import annotations

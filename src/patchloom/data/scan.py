@@ -19,7 +19,7 @@ from patchloom.text import count, some
 
 Progress = Callable[[int, int], None]
 _Result = TypeVar("_Result")
-_GLANCE = 64  # pixels a side
+_GLANCE = 64  # pixels per side
 _BATCH = 256  # images handed to the threads at a time: a million waiting tasks would take gigabytes
 
 
@@ -37,7 +37,7 @@ def find_unreadable(
     """
     scaled: list[str] = []
 
-    def look(item: Item) -> str | None:
+    def inspect(item: Item) -> str | None:
         try:
             image = source.read(item)
             if note := image.info.get(NOTE):
@@ -48,7 +48,7 @@ def find_unreadable(
             return reason_of(error)
         return None
 
-    found = in_threads(look, items, progress, workers)
+    found = in_threads(inspect, items, progress, workers)
     source.notes += scaled_notes(scaled)
     return {item.key: reason for item, reason in found if reason is not None}
 

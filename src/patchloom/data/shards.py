@@ -127,9 +127,9 @@ def _check_ranges(where: str) -> None:
 
 
 def _shard_splits(names: Sequence[str]) -> list[str]:
-    """The split that each shard's name says, as in flowers-train-000.tar, if all of them say one."""
-    said = [[part for part in re.split(r"[-_./]", name.lower()) if part in SPLIT_NAMES] for name in names]
-    return [SPLIT_NAMES[parts[0]] for parts in said] if all(said) else ["all"] * len(names)
+    """The split in each shard's name, as in flowers-train-000.tar, if all of them have one."""
+    parts_of = [[part for part in re.split(r"[-_./]", name.lower()) if part in SPLIT_NAMES] for name in names]
+    return [SPLIT_NAMES[parts[0]] for parts in parts_of] if all(parts_of) else ["all"] * len(names)
 
 
 def _samples(shard: Path, special: list[str]) -> Iterator[tuple[str, dict[str, tuple[int, int]]]]:

@@ -42,11 +42,11 @@ class Splits:
 
 @dataclass(frozen=True)
 class Split:
-    """What to train on and what to measure on; `how` is one sentence that a command prints."""
+    """What to train on and what to measure on; `summary` is one sentence that a command prints."""
 
     train: list[Item]
     held_out: list[Item]
-    how: str
+    summary: str
     train_name: str = "train"
     test_name: str | None = None  # None: held out of the training split
 
@@ -79,8 +79,8 @@ def split_source(source: Source, asked: Splits | None = None) -> Split:
     if test_names:
         held_out, of = join_splits(source, test_names), "" if train_name == "train" else f" of {train_name}"
         test_name = "+".join(test_names)
-        how = f"{len(train)} images{of} to train on; {len(held_out)} of the data's own split {test_name} held out."
-        return Split(train, held_out, how, train_name, test_name)
+        summary = f"{len(train)} images{of} to train on; {len(held_out)} of the data's own split {test_name} held out."
+        return Split(train, held_out, summary, train_name, test_name)
     if asked.hold_out == 0:
         return Split(
             train, [], f"All {len(train)} images of {train_name} are trained on; none is held out.", train_name
@@ -88,14 +88,16 @@ def split_source(source: Source, asked: Splits | None = None) -> Split:
     share = float(asked.hold_out or 1 / _FIFTH)
     held_keys = _share_of_each_class(train, share)
     if not held_keys:
-        how = f"No class has two images: all {len(train)} are trained on, and measured on too."
-        return Split(train, train, how, train_name)
+        summary = f"No class has two images: all {len(train)} are trained on, and measured on too."
+        return Split(train, train, summary, train_name)
     kept = [item for item in train if item.key not in held_keys]
     held_out = [item for item in train if item.key in held_keys]
     begin = "No split in the data: a fifth" if asked.hold_out is None else f"A share of {share:g}"
     of_what = "of each class" if source.class_names else "of the images"
-    how = f"{begin} {of_what}, {count(len(held_out), 'image')}, held out, chosen by file name; {len(kept)} to train on."
-    return Split(kept, held_out, how, train_name)
+    summary = (
+        f"{begin} {of_what}, {count(len(held_out), 'image')}, held out, chosen by file name; {len(kept)} to train on."
+    )
+    return Split(kept, held_out, summary, train_name)
 
 
 def _test_names(source: Source, asked: Splits, train_names: tuple[str, ...]) -> tuple[str, ...]:

@@ -54,7 +54,7 @@ class Augment:
         if isinstance(picture, Tensor):
             return picture
         draw, resampling = random.Random(seed), FILTERS[self.interpolation]
-        image = _in_hand(picture, resampling)
+        image = _ready(picture, resampling)
         if self.crop == "rrc":
             image = random_resized_crop(image, size, draw, resampling, self.crop_scale)
         elif self.crop == "pad":
@@ -105,7 +105,7 @@ class Views:
         return tuple(images), item.target
 
 
-def _in_hand(image: Still, resampling: Image.Resampling) -> Still:
+def _ready(image: Still, resampling: Image.Resampling) -> Still:
     """An image in the form that the steps take: C++'s where it can do them, else Pillow's; or still encoded."""
     if isinstance(image, Encoded):
         return image

@@ -103,8 +103,8 @@ def _read(loader: DataLoader[Any]) -> Batches:
             raise
         raise PatchloomError(
             "A worker process that reads images ended unexpectedly: it was killed, or memory or shared memory ran "
-            f"out. Set `workers: 0` in recipe.yaml (it has {len(workers)}) before you resume; a smaller batch_size "
-            "needs a new run."
+            f"out. Use fewer than {len(workers)} workers (0 starts none). To resume a run, set `workers: 0` in its "
+            "recipe.yaml first; a smaller batch_size needs a new run."
         ) from error
     finally:
         if done := getattr(iterator, "_pin_memory_thread_done_event", None):
@@ -142,7 +142,7 @@ def _end_with(parent: int) -> None:
 
 
 def _keep_memory() -> None:
-    """Pictures come and go by the hundred a second: glibc is told not to give their memory back each time."""
+    """Hundreds of pictures are allocated and freed per second: glibc is told not to return their memory each time."""
     if sys.platform != "linux":
         return
     with suppress(OSError, AttributeError):  # another C library

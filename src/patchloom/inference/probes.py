@@ -71,8 +71,8 @@ def probe(
     if kind == "knn" and k > len(y):
         raise PatchloomError(f"--k {k} is more than the {len(y)} training images.")
     classes = len(source.class_names)
-    chances = _linear(x, y, z, classes) if kind == "linear" else _knn(x, y, z, classes, k, temperature)
-    order = np.argsort(-chances, axis=1, kind="stable")
+    probabilities = _linear(x, y, z, classes) if kind == "linear" else _knn(x, y, z, classes, k, temperature)
+    order = np.argsort(-probabilities, axis=1, kind="stable")
     return {
         "probe": kind,
         "count": len(truth),
@@ -111,9 +111,9 @@ def _linear(x: np.ndarray, y: np.ndarray, z: np.ndarray, classes: int) -> np.nda
     left_out, rest = slice(0, fifth), slice(fifth, None)
     best = max(_STRENGTHS, key=lambda strength: fit(strength, rest).score(x[left_out], y[left_out]))
     fitted = fit(best, slice(None))
-    chances = np.zeros((len(z), classes))
-    chances[:, fitted.classes_] = fitted.predict_proba(z)
-    return chances
+    probabilities = np.zeros((len(z), classes))
+    probabilities[:, fitted.classes_] = fitted.predict_proba(z)
+    return probabilities
 
 
 def _knn(

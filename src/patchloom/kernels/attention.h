@@ -6,7 +6,7 @@
 
 namespace {
 
-// Scores of one query to exp(scale * (score - largest)) and, as the answer, one over their sum
+// Softmax of one query without the division: scores become exp(scale * (score - largest)); returns one over their sum
 template <Vec (*EXP)(Vec) = exp_negative>
 inline float soften(float* scores, int64_t keys, float scale) {
     int64_t padded = round_up(keys, PANEL);
@@ -25,7 +25,7 @@ inline float soften(float* scores, int64_t keys, float scale) {
 }
 
 constexpr int MIX = 4;          // heads mixed at once
-constexpr int64_t ASKING = 24;  // queries at a time, a multiple of ROWS
+constexpr int64_t QUERIES = 24;  // queries at a time, a multiple of ROWS
 
 // to[g] = shift[g] + sum over h of weight[g, h] * from[h], vectors of `size` floats that are `step` and `step_to` apart;
 // weight has its rows padded to MIX
@@ -75,7 +75,7 @@ inline void score(const Rows& queries, const float* packed, int64_t width, int64
     });
 }
 
-// Softmax between the two mixings, of one query: its scores (H, padded), `step` apart, are written over
+// Mixing, softmax and mixing of one query; its scores (H, padded), with rows `step` apart, are overwritten
 inline void soften_mixed(const Mixing& mixing, float* scores, int64_t step, int64_t heads, int64_t keys, float* work) {
     int64_t padded = round_up(keys, PANEL);
     float *mixed = work, *factors = mixed + heads * padded;
@@ -87,23 +87,23 @@ inline void soften_mixed(const Mixing& mixing, float* scores, int64_t step, int6
     mix_heads(factors, mixing.shift, mixed, padded, scores, step, heads, padded);
 }
 
-// Queries [first, last) of heads [head, head + heads) of one image: all of them where they are mixed. Keys and values are
-// packed, so that they come dense into the cache.
+// Attention of queries [first, last) of heads [head, head + heads) of one image; all heads if they are mixed. Keys and
+// values are packed first, so that they are dense in the cache.
 void attend(const Heads& q, const Heads& k, const Heads& v, const Heads& out, const Shape& shape, const Mixing& mixing,
             int64_t image, int64_t head, int64_t heads, int64_t first, int64_t last) {
-    const int64_t width = shape.width, keys = shape.keys, padded = round_up(keys, PANEL), step = ASKING * padded;
+    const int64_t width = shape.width, keys = shape.keys, padded = round_up(keys, PANEL), step = QUERIES * padded;
     const int64_t of_key = width * padded, of_value = round_up(width, PANEL) * keys;
     const int64_t of_work = heads * padded + round_up(heads, MIX) * heads;
     float* packed = scratch.take(heads * (of_key + of_value + step) + of_work);
     float *values = packed + heads * of_key, *scores = values + heads * of_value, *work = scores + heads * step;
-    float part[ASKING];  // that one exponential has of a softmax
+    float part[QUERIES];  // one over the sum of exponentials, for each query
     std::memset(work + heads * padded, 0, (of_work - heads * padded) * sizeof(float));
     for (int64_t h = 0; h < heads; h++) {
         pack(k.row(image, head + h, 0), 1, k.token, width, keys, packed + h * of_key);
         pack(v.row(image, head + h, 0), v.token, 1, keys, width, values + h * of_value);
     }
-    for (int64_t from = first; from < last; from += ASKING) {
-        int64_t count = std::min<int64_t>(ASKING, last - from);
+    for (int64_t from = first; from < last; from += QUERIES) {
+        int64_t count = std::min<int64_t>(QUERIES, last - from);
         for (int64_t h = 0; h < heads; h++)
             score({q.row(image, head + h, from), q.token, count}, packed + h * of_key, width, keys, scores + h * step, padded);
         for (int64_t r = 0; r < count; r++)
@@ -122,7 +122,7 @@ void attend(const Heads& q, const Heads& k, const Heads& v, const Heads& out, co
     }
 }
 
-// A matrix (depth, columns) of an image as a layer without biases
+// Quantise a matrix (depth, columns) of an image to a layer without bias
 inline ByteLinear quantised(Scratch& memory, const float* from, int64_t step_k, int64_t step_n, int64_t depth,
                             int64_t columns) {
     int64_t wide = round_up(columns, PANEL);
@@ -133,31 +133,31 @@ inline ByteLinear quantised(Scratch& memory, const float* from, int64_t step_k, 
     return {weight, terms, depth, columns};
 }
 
-// Queries [first, last) of one head of plain attention, with products of bytes
+// Queries [first, last) of one head of plain attention, with int8 products
 void attend_bytes(const Heads& q, const Heads& k, const Heads& v, const Heads& out, const Shape& shape, float scale,
                   int64_t image, int64_t head, int64_t first, int64_t last) {
     static thread_local Scratch of_keys, of_values;
     const int64_t width = shape.width, keys = shape.keys, padded = round_up(keys, AT_ONCE);
     ByteLinear to_scores = quantised(of_keys, k.row(image, head, 0), 1, k.token, width, keys);
     ByteLinear to_values = quantised(of_values, v.row(image, head, 0), v.token, 1, keys, width);
-    float *scores = scratch.take(ASKING * padded + round_up(width, AT_ONCE)), *query = scores + ASKING * padded;
-    std::memset(scores, 0, ASKING * padded * sizeof(float));
-    for (int64_t from = first; from < last; from += ASKING) {
-        int64_t count = std::min<int64_t>(ASKING, last - from);
-        ByteRows asking = room_for_rows(count, width);
+    float *scores = scratch.take(QUERIES * padded + round_up(width, AT_ONCE)), *query = scores + QUERIES * padded;
+    std::memset(scores, 0, QUERIES * padded * sizeof(float));
+    for (int64_t from = first; from < last; from += QUERIES) {
+        int64_t count = std::min<int64_t>(QUERIES, last - from);
+        ByteRows queries = room_for_rows(count, width);
         for (int64_t r = 0; r < count; r++) {
             std::memcpy(query, q.row(image, head, from + r), width * sizeof(float));
-            quantise(asking, r, query, width);
+            quantise(queries, r, query, width);
         }
-        product(asking, to_scores, 0, keys, [&](int64_t r, int64_t column, Vec low, Vec high) {
+        product(queries, to_scores, 0, keys, [&](int64_t r, int64_t column, Vec low, Vec high) {
             write<false>(scores + r * padded, column, padded, low, high);
         });
         ByteRows parts = room_for_rows(count, keys);
         for (int64_t r = 0; r < count; r++) {
             uint8_t* bytes = parts.at + r * parts.stride;
-            parts.scale[r] = soften<rough_exp_negative>(scores + r * padded, keys, scale) / 255;  // the largest part is 1
+            parts.scale[r] = soften<rough_exp_negative>(scores + r * padded, keys, scale) / 255;  // the largest exponential is 1
             round_to_bytes(scores + r * padded, keys, 255, 0, bytes);
-            parts.low[r] = (1 - parts.scale[r] * sum_of_bytes(bytes, keys)) / keys;  // what rounding lost goes to all keys
+            parts.low[r] = (1 - parts.scale[r] * sum_of_bytes(bytes, keys)) / keys;  // the rounding error is spread over all keys
         }
         product(parts, to_values, 0, width, [&](int64_t r, int64_t column, Vec low, Vec high) {
             write<false>(out.row(image, head, from + r), column, width, low, high);
@@ -214,22 +214,22 @@ inline void soften_back(const float* weight, float* grad, int64_t size) {
     for (int64_t n = 0; n < size; n += LANES) store(grad + n, load(weight + n) * (load(grad + n) - mean));
 }
 
-// The gradients of one image of talking-heads attention; scores are computed anew, block of queries by block.
+// The gradients of one image of talking-heads attention; scores are computed again, one block of queries at a time.
 //   S = q k^T, T = before S, P = softmax(T), M = after P + shift, out = M v
-// `sums` has the gradients of before, after and shift.
+// `sums` accumulates the gradients of before, after and shift.
 void attend_back(const Heads& q, const Heads& k, const Heads& v, const Heads& grad, const Heads& dq, const Heads& dk,
                  const Heads& dv, const Shape& shape, const Mixing& mixing, const Mixing& transposed, int64_t image,
                  float* sums) {
     const int64_t heads = shape.heads, width = shape.width, keys = shape.keys, padded = round_up(keys, PANEL);
-    const int64_t wide = round_up(width, PANEL), rows = ASKING * padded, all = heads * rows, block = ASKING * wide;
+    const int64_t wide = round_up(width, PANEL), rows = QUERIES * padded, all = heads * rows, block = QUERIES * wide;
     const int64_t of_key = width * padded, of_value = wide * keys, of_sum = padded * wide;
     float* key_columns = scratch.take(heads * (2 * of_key + of_value + 2 * of_sum + 2 * block) + 4 * all);
     float* value_columns = key_columns + heads * of_key;
     float* key_rows = value_columns + heads * of_key;
     float* sum_k = key_rows + heads * of_value;
     float* sum_v = sum_k + heads * of_sum;
-    float* asking = sum_v + heads * of_sum;
-    float* grads = asking + heads * block;
+    float* queries = sum_v + heads * of_sum;
+    float* grads = queries + heads * block;
     float* S = grads + heads * block;
     float *P = S + all, *M = P + all, *D = M + all;
     for (int64_t h = 0; h < heads; h++) {
@@ -239,15 +239,15 @@ void attend_back(const Heads& q, const Heads& k, const Heads& v, const Heads& gr
     }
     std::memset(sum_k, 0, 2 * heads * of_sum * sizeof(float));
     float *of_before = sums, *of_after = sums + heads * heads, *of_shift = of_after + heads * heads;
-    for (int64_t from = 0; from < shape.queries; from += ASKING) {
-        int64_t count = std::min<int64_t>(ASKING, shape.queries - from), whole = round_up(count, ROWS), size = whole * padded;
-        std::memset(asking, 0, 2 * heads * block * sizeof(float));
+    for (int64_t from = 0; from < shape.queries; from += QUERIES) {
+        int64_t count = std::min<int64_t>(QUERIES, shape.queries - from), whole = round_up(count, ROWS), size = whole * padded;
+        std::memset(queries, 0, 2 * heads * block * sizeof(float));
         for (int64_t h = 0; h < heads; h++) {
             for (int64_t r = 0; r < count; r++) {
-                std::memcpy(asking + h * block + r * wide, q.row(image, h, from + r), width * sizeof(float));
+                std::memcpy(queries + h * block + r * wide, q.row(image, h, from + r), width * sizeof(float));
                 std::memcpy(grads + h * block + r * wide, grad.row(image, h, from + r), width * sizeof(float));
             }
-            score({asking + h * block, wide, whole}, key_columns + h * of_key, width, keys, S + h * rows, padded);
+            score({queries + h * block, wide, whole}, key_columns + h * of_key, width, keys, S + h * rows, padded);
             score({grads + h * block, wide, whole}, value_columns + h * of_key, width, keys, D + h * rows, padded);
         }
         mix_heads(mixing.before, nullptr, S, rows, P, rows, heads, size);
@@ -269,7 +269,7 @@ void attend_back(const Heads& q, const Heads& k, const Heads& v, const Heads& gr
         add_inner_products(M, S, rows, heads, size, of_before);
         mix_heads(transposed.before, nullptr, M, rows, D, rows, heads, size);
         for (int64_t h = 0; h < heads; h++) {
-            add_transposed(D + h * rows, keys, padded, asking + h * block, width, wide, whole, sum_k + h * of_sum);
+            add_transposed(D + h * rows, keys, padded, queries + h * block, width, wide, whole, sum_k + h * of_sum);
             product({D + h * rows, padded, count}, Linear{key_rows + h * of_value, nullptr, keys, width}, 0, width,
                     [&](int64_t r, int64_t column, Vec low, Vec high) {
                         write<false>(dq.row(image, h, from + r), column, width, low, high);

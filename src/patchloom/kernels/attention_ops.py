@@ -70,7 +70,10 @@ def talking_heads(q: Tensor, k: Tensor, v: Tensor, before: Tensor, after: Tensor
 def talking_heads_back(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, before: Tensor, after: Tensor, shift: Tensor
 ) -> tuple[Tensor, ...]:
-    """The gradients of all inputs of `talking_heads`, from that of its output; scores are computed anew."""
+    """The gradients of all inputs of `talking_heads`, from that of its output; scores are computed again.
+
+    grad (B, Q, D), q (B, H, Q, d), k and v (B, H, K, d) -> those of q, k, v, before (H, H), after (H, H), shift (H).
+    """
     check_qkv(q, k, v)
     q, k, v = (_dense(x) for x in (q, k, v))
     images, heads, queries, width = q.shape
@@ -78,21 +81,25 @@ def talking_heads_back(
     check_dense("gradients", grad := grad.contiguous(), (images, queries, heads * width))
     grad = grad.unflatten(-1, (heads, width)).transpose(1, 2)
     dq, dk, dv = (_heads_apart(x) for x in (q, k, v))
+    # one row per image: threads work on images, and share no sums
     sums = q.new_zeros(images, 2 * heads * heads + heads)
     strides = tuple(s for x in (q, k, v, grad, dq, dk, dv) for s in x.stride()[:3])
+    # the backward pass mixes gradients with the transposed matrices
     mixes = torch.cat([whole_rows(x) for x in (before, after, before.t(), after.t())])
     shape = (images, heads, queries, k.shape[2], width)
     call("talking_heads_back", q, k, v, grad, dq, dk, dv, sums, shape, strides, mixes, whole_rows(shift))
+    # clones: an operator must not return views of one tensor
     of_before, of_after, of_shift = sums.sum(dim=0).split((heads * heads, heads * heads, heads))
     return dq, dk, dv, of_before.reshape(heads, heads).clone(), of_after.reshape(heads, heads).clone(), of_shift.clone()
 
 
 def _keep(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:  # noqa: ARG001 (torch names them)
+    """Only the inputs: the scores, H Q K numbers per image, are what memory is spent on elsewhere."""
     ctx.save_for_backward(*inputs)
 
 
-def _back(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    if torch.is_grad_enabled():  # gradients of these gradients will be asked for: torch's own operators have them
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    if torch.is_grad_enabled():  # for second derivatives, which torch's own operators have
         wanted = [x for x, needed in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=True) if needed]
         found = iter(torch.autograd.grad(_plain_talking_heads(*ctx.saved_tensors), wanted, grad, create_graph=True))
         return tuple(next(found) if needed else None for needed in ctx.needs_input_grad)
@@ -100,11 +107,12 @@ def _back(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _plain_talking_heads(q: Tensor, k: Tensor, v: Tensor, before: Tensor, after: Tensor, shift: Tensor) -> Tensor:
+    """`talking_heads` in torch's operators, as the equation reads (CaiT 3.6; heads h before, g after a mixing)."""
     mixed = torch.einsum("gh,bhqk->bgqk", before, q @ k.transpose(-2, -1)).softmax(dim=-1)
     return ((torch.einsum("gh,bhqk->bgqk", after, mixed) + shift[:, None, None]) @ v).transpose(1, 2).flatten(2)
 
 
-torch.library.register_autograd("patchloom::talking_heads", _back, setup_context=_keep)
+torch.library.register_autograd("patchloom::talking_heads", _backward, setup_context=_keep)
 
 
 def _attend(
@@ -117,9 +125,11 @@ def _attend(
     scale: float,
     int8: bool = False,
 ) -> Tensor:
+    """Attention (B, H, Q, d) -> (B, Q, D), with heads mixed where `before` and the others are given."""
     check_qkv(q, k, v)
     q, k, v = (_dense(x) for x in (q, k, v))
     images, heads, queries, width = q.shape
+    # written with heads innermost, so that joining them is a view
     out = q.new_empty((images, queries, heads, width))
     strides = tuple(s for x in (q, k, v, out.transpose(1, 2)) for s in x.stride()[:3])
     shape = (images, heads, queries, k.shape[2], width)
@@ -128,14 +138,16 @@ def _attend(
 
 
 def _heads_joined(q: Tensor) -> Tensor:
+    """The shape of the output, (B, H, Q, d) -> (B, Q, D)."""
     return q.new_empty((q.shape[0], q.shape[2], q.shape[1] * q.shape[3]))
 
 
 def _heads_apart(x: Tensor) -> Tensor:
-    """Room for what is as large as x (B, H, N, d), laid out as (B, N, H, d)."""
+    """An empty tensor of the shape of x (B, H, N, d), laid out as (B, N, H, d)."""
     images, heads, tokens, width = x.shape
     return x.new_empty((images, tokens, heads, width)).transpose(1, 2)
 
 
 def _dense(x: Tensor) -> Tensor:
+    """x with channels in a row; the kernels take any other strides, such as those of q, k and v inside one qkv."""
     return x if x.stride(-1) == 1 else x.contiguous()

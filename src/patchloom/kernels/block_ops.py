@@ -17,12 +17,12 @@ from patchloom.kernels.packing import LANES, MIX
     "conv_blocks_(Tensor(a!) x, Tensor weights, int squeezed, float eps, bool paired, bool int8) -> ()", returns_nothing
 )
 def conv_blocks_(x: Tensor, weights: Tensor, squeezed: int, eps: float, paired: bool, int8: bool) -> None:
-    """x (B, height, width, D) goes through PatchConvNet's blocks, normalised before each when eps >= 0.
+    """PatchConvNet's blocks, in place: x (B, height, width, D), normalised before each block when eps >= 0.
 
     The weights (blocks, bytes) of each are joined from those of expand (packed), depth-wise (9, D), squeeze (D, S),
-    excite (S, D) and project (packed), each followed by its bias; D and S are multiples of 16. `paired` is for one step
-    of Strassen's product in those of floats, of layers whose inputs are a multiple of two vectors: an eighth less of
-    them, about twice the rounding, that of the larger of two tokens.
+    excite (S, D) and project (packed), each followed by its bias; D and S are multiples of 16. `paired` asks for
+    one Strassen step in float layers whose inputs are a multiple of two vectors: seven products of half the size in
+    place of eight, and about twice the rounding, that of the larger of two tokens.
     """
     _, height, width, dim = x.shape
     check_total(x, x.shape)
@@ -30,6 +30,7 @@ def conv_blocks_(x: Tensor, weights: Tensor, squeezed: int, eps: float, paired: 
         raise ValueError(f"{dim} channels squeezed to {squeezed} are not multiples of {LANES}")
     parts = [(dim, dim), (9 * dim,), (dim,), (dim * squeezed,), (squeezed,), (squeezed * dim,), (dim,), (dim, dim)]
     check_blocks(weights, parts, int8)
+    # scratch memory: for every thread a map, and the mean and the gate of squeeze-excite
     work = x.new_empty(torch.get_num_threads() * (height * width + 2) * dim)
     call("conv_blocks", x, work, (*x.shape, squeezed, len(weights), int(paired)), weights.data_ptr(), eps, int8)
 
@@ -62,6 +63,7 @@ def stem(x: Tensor, weights: Tensor, stages: list[int], int8: bool) -> Tensor:
     parts = [(side * side * of, outputs) for of, outputs, side in zip(inputs, stages[::4], stages[1::4], strict=True)]
     check_blocks(weights[None], parts, int8)
     out = x.new_empty((images, *maps[-1]))
+    # scratch memory: every thread has all maps of one image
     work = x.new_empty(torch.get_num_threads() * sum(prod(size) for size in maps))
     call("stem", x, out, work, (*x.shape, len(parts), *stages), weights.data_ptr(), int8)
     return out
@@ -85,7 +87,7 @@ def attention_blocks_(
     paired: bool,
     int8: bool,
 ) -> None:
-    """x (B, N, D) goes through blocks of attention and FFN, as `attention_` and `ffn_` compute them.
+    """Blocks of attention and FFN, in place: x (B, N, D), as `attention_` and `ffn_` compute them.
 
     `inner` is the number of channels of all heads together: P D where the heads of P parallel branches are side by
     side, D otherwise.

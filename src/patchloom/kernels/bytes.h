@@ -1,4 +1,4 @@
-// Products of bytes: the right side was quantised beforehand, each row of the left side is when it comes.
+// int8 matrix products: the right side was quantised in advance, each row of the left side is quantised on the fly.
 //
 // A processor with VNNI adds four products to a sum of 32 bits. One without multiplies bytes in pairs and has 16 bits for their
 // sum; here two such sums are added before they go to 32 bits. They cannot overflow: of the four weights that meet, neither
@@ -106,7 +106,7 @@ inline int64_t sum_of_bytes(const uint8_t* x, int64_t count) {
     return sums[0] + sums[1] + sums[2] + sums[3];
 }
 
-// Row r of `rows` from floats, 0 being the least and 255 the largest; the scale of a row that is not finite is no number
+// Row r of `rows` from floats, 0 being the least and 255 the largest; the scale of a row that is not finite is NaN
 inline void quantise(const ByteRows& rows, int64_t r, float* x, int64_t dim) {
     Vec least = fill(x[0]), most = least, ill = {};
     for (int64_t i = dim; i < round_up(dim, AT_ONCE); i++) x[i] = x[0];

@@ -18,7 +18,7 @@ _KINDS: dict[str, Any] = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "f": ctypes
 
 @cache
 def instruction_set() -> str:
-    """What torch found in this processor: avx2, avx512, avx512-vnni (products of bytes) or another word."""
+    """What torch found in this processor: avx2, avx512, avx512-vnni (int8 matmul) or another word."""
     found = torch.backends.cpu.get_cpu_capability().lower()
     more = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
     return "avx512-vnni" if found == "avx512" and more.get("avx512_vnni") else found

@@ -15,7 +15,7 @@ from patchloom.kernels.packing import panel
     lambda x, *others: x.new_empty((*x.shape[:-1], others[2])),
 )
 def linear(x: Tensor, weight: Tensor, bias: Tensor, outputs: int, eps: float, activate: bool) -> Tensor:
-    """(..., D) -> (..., outputs): a Linear, of x normalised when eps >= 0, through a GELU when told to."""
+    """(..., D) -> (..., outputs): a Linear, of x normalised when eps >= 0, through a GELU when `activate`."""
     x = x.contiguous()
     out = x.new_empty((*x.shape[:-1], outputs))
     inputs = x.shape[-1]

@@ -1,4 +1,4 @@
-// Inference on a CPU, in float32 or with products of bytes: products with what comes before and after them, so that
+// Inference on a CPU, in float32 or int8: matrix products with what comes before and after them, so that
 // activations stay in the cache.
 //
 // Shapes: B images, N tokens, D channels, H heads. Compiled once for each instruction set (see build.py); the loader picks

@@ -7,11 +7,15 @@ from typing import Any
 
 import torch
 
+# kept for the life of the process: operators vanish with their library
 _operators = torch.library.Library("patchloom", "DEF")
 
 
 def operator(schema: str, meta: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a function as torch.ops.patchloom.NAME, with `meta` for shapes alone."""
+    """Register a function as torch.ops.patchloom.NAME, with `meta` for shapes alone.
+
+    A name that ends in `_` is for an operator that adds to its first argument, which its schema marks by (a!).
+    """
     name = schema.split("(")[0]
     _operators.define(schema)
     _operators.impl(name, meta, "Meta")
@@ -24,4 +28,5 @@ def operator(schema: str, meta: Callable[..., Any]) -> Callable[[Callable[..., A
 
 
 def returns_nothing(*_: Any) -> None:
+    """The shapes that an operator in place returns."""
     return None

@@ -16,19 +16,22 @@ GROUP = 8  # inputs that an int8 kernel reads at a time (bytes.h)
 
 
 def panel() -> int:
-    """Columns that the kernels compute at a time."""
+    """Outputs that the kernels compute at a time: what fits the registers of this processor's widest vectors."""
     return int(calls.library().patchloom_panel())
 
 
 def pack(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """A Linear's weights (outputs, inputs) as panels (outputs / panel, inputs, panel), and its bias as (.., panel)."""
+    """A Linear's weights (outputs, inputs) as panels (outputs / panel, inputs, panel), and its bias as (.., panel).
+
+    A kernel then reads the weights of all inputs of a panel from consecutive memory.
+    """
     return in_panels(weight).transpose(1, 2).contiguous(), in_panels(bias)
 
 
 def pack_int8(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """A Linear in 8 bits: weights (outputs / panel, inputs / 4, panel, 4), and what makes its sums floats again.
+    """A Linear in int8: weights (outputs / panel, inputs / 4, panel, 4), and the terms that make floats of its sums.
 
-    The latter are, for each panel, the scale of an output, scale * (sum of its weights), and its bias.
+    The terms are, for each panel, the scale of an output, scale * (sum of its weights), and its bias.
     """
     outputs, inputs = weight.shape
     if bias.shape != (outputs,):
@@ -51,16 +54,16 @@ def padded(vector: Tensor) -> Tensor:
 
 
 def joined(parts: Iterable[Tensor]) -> Tensor:
-    """The bytes of a block's weights one after another, each tensor from a multiple of 64 on."""
+    """The bytes of a block's weights one after another, each tensor from a multiple of 64, a cache line, on."""
     rows = [part.detach().contiguous().view(-1).view(torch.uint8) for part in parts]
     return torch.cat([F.pad(row, (0, -len(row) % 64)) for row in rows])
 
 
 def whole_mixing(before: Tensor, after: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What mixes heads as the kernel takes it."""
+    """The mixing matrices of talking heads as the kernel takes them: (H, H), (H, H) and (H), rows in whole groups."""
     return whole_rows(before), after.contiguous(), whole_rows(shift)
 
 
 def whole_rows(x: Tensor) -> Tensor:
-    """With zeros up to a multiple of the heads that are mixed at a time."""
+    """x with zero rows up to a multiple of the heads that are mixed at a time."""
     return F.pad(x, (0, 0) * (x.ndim - 1) + (0, -len(x) % MIX)).contiguous()

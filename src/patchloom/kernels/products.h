@@ -1,11 +1,11 @@
-// Products of rows with packed weights.
+// Matrix products of rows with packed weights.
 //
-// A product goes by tiles: up to ROWS rows of a left side times one panel (PANEL columns) of a right side that was packed
-// beforehand, kept in registers until an epilogue takes it.
+// A product is computed by tiles: up to ROWS rows of the left side times one panel (PANEL columns) of the right side, which
+// was packed in advance. A tile stays in registers until an epilogue uses it.
 //
-// Where the rows come with their sums, pairs of tiles and panels go through one step of Strassen's product, in Winograd's form:
-// of the eight products of halves seven are left. Its rounding is about twice that of a plain one, of the largest results of
-// a pair.
+// If rows come with their sums, pairs of tiles and panels are multiplied by one Strassen step in Winograd's form: seven block
+// products instead of eight. Its rounding error is about twice that of a plain product, relative to the largest results of a
+// pair.
 //
 //   | A11 A12 |   | B11 B12 |   | C11 C12 |   A11, A12: a tile, halves of its depth; A21, A22: the tile below
 //   | A21 A22 | * | B21 B22 | = | C21 C22 |   B11, B21: a panel, halves of its depth; B12, B22: the panel beside it
@@ -38,7 +38,7 @@ inline __attribute__((always_inline)) void add_product(Vec (&total)[R][2], const
     }
 }
 
-// The same on a tile in memory
+// add_product on a tile in memory
 template <int R, bool HALF, bool TRANSPOSED>
 __attribute__((noinline)) void multiply_rows(Vec (*total)[2], const float* left, int64_t side, const float* right,
                                              int64_t stride, int64_t depth) {
@@ -68,7 +68,7 @@ struct Tile {
     }
 };
 
-// Memory of a thread, kept for the next call
+// Buffer of a thread, kept for the next call and aligned to cache lines
 class Scratch {
     std::unique_ptr<float[]> memory;
     int64_t size = 0;
@@ -95,8 +95,7 @@ struct Rows {
     int64_t paired() const { return sums ? count / PAIR * PAIR : 0; }
 };
 
-// What a Linear layer is here: panels of its weights, (outputs / PANEL, inputs, PANEL), and its bias, zeros up to a panel, or
-// none
+// A Linear layer: its weights in panels, (outputs / PANEL, inputs, PANEL), and its bias, padded with zeros to a panel, or null
 struct Linear {
     const float* weight;
     const float* bias;
@@ -127,7 +126,7 @@ inline Rows in_pairs(Rows rows, int64_t depth, bool paired) {
 }
 
 // A pair of tiles times a pair of panels. T1 = B12 - B11, T2 = B22 - T1, T3 = B22 - B12 and T4 = B21 - T2 are at `terms`: the
-// FIRST pair of tiles makes them as it goes, for vector units that add are idle while others multiply.
+// FIRST pair of tiles computes them on the fly, since the units that add are idle while others multiply.
 template <bool FIRST, class Finish>
 __attribute__((noinline)) void multiply_pair(const float* left, int64_t stride, const float* sums, const float* panel,
                                              const float* beside, float* terms, int64_t half, const Vec* bias,
@@ -170,7 +169,7 @@ __attribute__((noinline)) void multiply_pair(const float* left, int64_t stride, 
     done(0, 1, middle);                                                    // = C12
 }
 
-// The pairs among the rows, times the panels of columns [first, last), which go in pairs too
+// The paired rows times the panels of columns [first, last), which are paired too
 template <class Finish>
 inline void product_of_pairs(const Rows& left, const Linear& layer, int64_t first, int64_t last, Finish finish) {
     static thread_local Scratch memory;

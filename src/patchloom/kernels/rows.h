@@ -1,15 +1,15 @@
-// What is done to rows on their way to a product, and products of all rows on all threads.
+// Operations on rows before a matrix product, and products of all rows on all threads.
 
 #pragma once
 
 #include "products.h"
 
-constexpr int64_t CACHE = 224 * 1024;  // of a core's second level, what a block of rows may fill: about a quarter
-constexpr int64_t AT_ONCE = 32;        // floats that are made bytes at a time
+constexpr int64_t CACHE = 224 * 1024;  // bytes of the second-level cache that a block of rows may fill: about a quarter
+constexpr int64_t AT_ONCE = 32;        // floats that are quantised at a time
 
 namespace {
 
-// The mean of one row and one over its deviation
+// The mean of one row and one over its standard deviation
 inline void moments(const float* x, int64_t dim, float eps, float& mean, float& factor) {
     int64_t whole = dim / LANES * LANES;
     Vec sums = {};
@@ -36,15 +36,15 @@ inline void normalise(const float* x, float* out, int64_t dim, float eps) {
     for (int64_t i = whole; i < dim; i++) out[i] = (x[i] - mean) * factor;
 }
 
-// Rows in blocks, of which threads take one after another
+// Rows in blocks, which threads take one after another
 struct Blocks {
     int64_t rows, size, count;
     int64_t first(int64_t block) const { return block < count ? block * size : rows; }
 };
 
-// Blocks of about `most` rows or fewer: as many as fit the cache, and enough to read the weights, and to make the terms of
-// pairs, seldom. Where there are few blocks they are equal, as far as whole pairs allow, so that threads seldom wait. Pairs
-// are the same on any number of threads; the rows that are left go with the last block.
+// Blocks of at most about `most` rows: as many rows as fit the cache, and enough that weights are read, and the terms of
+// pairs computed, rarely. Few blocks are of equal size, as far as whole pairs allow, so that threads rarely wait. Pairs are
+// the same for any number of threads; remaining rows belong to the last block.
 inline Blocks blocks_of(int64_t rows, int64_t floats_a_row, bool paired, int threads, int64_t most = INT64_MAX) {
     if (rows == 0) return {0, 1, 0};
     int64_t unit = paired && rows >= PAIR ? PAIR : 1, units = rows / unit, share = divide_up(units, threads);
@@ -54,8 +54,7 @@ inline Blocks blocks_of(int64_t rows, int64_t floats_a_row, bool paired, int thr
     return {rows, size, divide_up(units * unit, size)};
 }
 
-// Floats from one row of a buffer to the next: room for AT_ONCE, and no power of two, which would put all rows into the same
-// cache sets
+// The stride of a buffer in floats: space for AT_ONCE, and not a power of two, which would map all rows to the same cache sets
 inline int64_t loose(int64_t width) { return round_up(width, AT_ONCE) + 16; }
 
 // The windows of a convolution on a map (height, width, channels): a row has a window's pixels, zeros outside of the map
@@ -119,8 +118,8 @@ template <class Layer, class Finish>
 inline void for_each_block(const float* x, int64_t rows, const Layer& layer, const Prologue& before, int threads,
                            Finish finish) {
     const int64_t wide = loose(layer.inputs), outputs = layer.outputs;
-    const bool few = rows * wide * 4 <= 4 * CACHE;  // reading weights once pays as long as rows fit all of it
-    int64_t many = round_up(rows / (8 * threads) + 1, PAIR);  // so many that no thread waits long for another
+    const bool few = rows * wide * 4 <= 4 * CACHE;  // reading weights once is faster while the rows fit the cache
+    int64_t many = round_up(rows / (8 * threads) + 1, PAIR);  // small enough that no thread waits long for another
     Blocks blocks = few ? Blocks{rows, rows, rows > 0} : blocks_of(rows, wide, before.paired, threads, many);
     int64_t columns = few ? round_up(divide_up(outputs, threads), before.paired ? 2 * PANEL : PANEL) : outputs;
     int64_t ranges = divide_up(outputs, columns);

@@ -1,4 +1,4 @@
-// Vectors of floats as wide as the processor's registers, and the functions of them that networks need.
+// Vectors of floats as wide as the registers of the processor, and the functions on them that networks need.
 
 #pragma once
 
@@ -29,9 +29,9 @@ inline Vec fill(float x) { return x - Vec{}; }
 inline int64_t divide_up(int64_t n, int64_t by) { return (n + by - 1) / by; }
 inline int64_t round_up(int64_t n, int64_t step) { return divide_up(n, step) * step; }
 
-// larger, smaller: the processor's own, b where one of them is no number. inverse: one over x, to a unit or two in the last
-// place. multiply_bytes: the sums of two adjacent products each, of bytes that are unsigned in a and signed in b. add_pairs:
-// the sums of two adjacent numbers each.
+// larger, smaller: maximum and minimum of the processor, which return b if either is NaN. inverse: 1 / x with an error of one
+// or two units in the last place. multiply_bytes: sums of two adjacent products of unsigned bytes of a and signed bytes of b.
+// add_pairs: sums of two adjacent numbers.
 #ifdef __AVX512BW__
 inline Vec larger(Vec a, Vec b) { return (Vec)_mm512_max_ps((__m512)a, (__m512)b); }
 inline Vec smaller(Vec a, Vec b) { return (Vec)_mm512_min_ps((__m512)a, (__m512)b); }
@@ -44,7 +44,7 @@ inline float largest_lane(Vec x) { return _mm512_reduce_max_ps((__m512)x); }
 inline ShortVec multiply_bytes(ByteVec a, ByteVec b) { return (ShortVec)_mm512_maddubs_epi16((__m512i)a, (__m512i)b); }
 inline IntVec add_pairs(ShortVec x) { return (IntVec)_mm512_madd_epi16((__m512i)x, _mm512_set1_epi16(1)); }
 #else
-// A function of registers of AVX2, on each that a vector fills
+// Apply a function of AVX2 registers to each register of a vector
 template <class To, class Register, class From, class Function>
 inline To by_registers(From a, From b, Function function) {
     Register left[LANES / 8], right[LANES / 8];
@@ -83,22 +83,22 @@ inline IntVec add_pairs(ShortVec x) {
 }
 #endif
 
-// total + the sums of four adjacent products each, of bytes of a and b and of c and d
+// total + sums of four adjacent products of bytes, of a and b and of c and d
 #ifdef __AVX512VNNI__
 constexpr bool SUMS_OVERFLOW = false;
 inline IntVec add_products(IntVec total, ByteVec a, ByteVec b, ByteVec c, ByteVec d) {
     return (IntVec)_mm512_dpbusd_epi32(_mm512_dpbusd_epi32((__m512i)total, (__m512i)a, (__m512i)b), (__m512i)c, (__m512i)d);
 }
 #else
-constexpr bool SUMS_OVERFLOW = true;  // of four products, in 16 bits
+constexpr bool SUMS_OVERFLOW = true;  // sums of four products can exceed 16 bits
 inline IntVec add_products(IntVec total, ByteVec a, ByteVec b, ByteVec c, ByteVec d) {
     return total + add_pairs(multiply_bytes(a, b) + multiply_bytes(c, d));
 }
 #endif
 
-// exp(x) for x <= 0, to two units in the last place: 2^n * e^r with |r| <= ln(2) / 2
+// exp(x) for x <= 0 with an error of two units in the last place: 2^n * e^r with |r| <= ln(2) / 2
 inline Vec exp_negative(Vec x) {
-    x = larger(fill(-87.0f), x);  // e^-87 is the least that a float holds exactly; the second is kept if it is no number
+    x = larger(fill(-87.0f), x);  // e^-87 is about the smallest normal float; NaN in x is kept, as the second operand
     const float rounder = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, left in the low bits
     Vec shifted = x * 1.44269504f + rounder;
     Vec n = shifted - rounder;
@@ -115,7 +115,7 @@ inline Vec exp_negative(Vec x) {
     return (Vec)power;
 }
 
-// exp(x) for x <= 0 to 2e-4 of it, for what is rounded to bytes: 2^n 2^f with |f| <= 1/2
+// exp(x) for x <= 0 with a relative error of 2e-4, for values that are rounded to bytes: 2^n 2^f with |f| <= 1/2
 inline Vec rough_exp_negative(Vec x) {
     const float rounder = 12582912.0f;
     Vec power = larger(fill(-125.0f), x * 1.44269504f), shifted = power + rounder;
@@ -126,7 +126,7 @@ inline Vec rough_exp_negative(Vec x) {
 
 // The exact GELU, to float rounding: x (1/2 + z P(z^2) / Q(z^2)) with z = x up to 5.4, where that is x or next to nothing
 inline __attribute__((always_inline)) Vec gelu(Vec x) {
-    x = larger(fill(-5.4f), x);  // the second is kept if it is no number
+    x = larger(fill(-5.4f), x);  // NaN in x is kept, as the second operand
     Vec z = smaller(x, fill(5.4f));
     Vec s = z * z;
     Vec p = fill(1.16099894e-10f);
@@ -144,7 +144,7 @@ inline __attribute__((always_inline)) Vec gelu(Vec x) {
     return x * (z * p * inverse(q) + 0.5f);
 }
 
-// GELU to 5e-4, for what is rounded to bytes: x (1/2 + z P(z^2)) with z = x up to 3.7, where that is x or 0
+// GELU with an error of 5e-4, for values that are rounded to bytes: x (1/2 + z P(z^2)) with z = x up to 3.7, where that is x or 0
 inline Vec rough_gelu(Vec x) {
     Vec z = smaller(larger(x, fill(-3.7f)), fill(3.7f));
     Vec s = z * z;

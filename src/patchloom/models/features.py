@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -54,3 +54,13 @@ class Features:
                 "do not fill a map: use `patches`, with their indices in `kept`."
             )
         return self.patches.transpose(1, 2).unflatten(2, self.layout.grid)
+
+
+def block_indices(blocks: Any, count: int, name: str) -> list[int]:
+    """Indices of blocks counted from 0, of indices that may count from the end. Refuses those that are not there."""
+    wrong = isinstance(blocks, int | str) or [i for i in blocks if not isinstance(i, int) or not -count <= i < count]
+    if wrong or not len(blocks):
+        raise PatchloomError(
+            f"blocks is a list of blocks of {name}, which has {count} of them, counted from 0; not {blocks!r}."
+        )
+    return [i % count for i in blocks]

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from patchloom.compat import import_timm
 from patchloom.errors import PatchloomError, did_you_mean
 from patchloom.models.config import Config, check_rate
-from patchloom.models.features import Features, TokenLayout
+from patchloom.models.features import Features, TokenLayout, block_indices
+from patchloom.models.masking import Visible
 from patchloom.models.network import Network
 from patchloom.models.preprocessing import Preprocessing
 from patchloom.models.registry import register_architecture, register_pattern
@@ -27,9 +28,14 @@ from patchloom.models.registry import register_architecture, register_pattern
 TIMM = "timm:"
 
 
-def is_foreign(source: object) -> bool:
-    """Whether a name stands for a network of another library: timm:NAME[:FILE] or an .onnx file."""
-    return isinstance(source, str | os.PathLike) and (str(source).startswith(TIMM) or str(source).endswith(".onnx"))
+def is_timm(source: object) -> bool:
+    """Whether a name stands for a network of timm: timm:NAME[:FILE]."""
+    return isinstance(source, str | os.PathLike) and str(source).startswith(TIMM)
+
+
+def is_onnx(source: object) -> bool:
+    """Whether a name stands for a network in an .onnx file."""
+    return isinstance(source, str | os.PathLike) and str(source).endswith(".onnx")
 
 
 def split_source(source: str) -> tuple[str, str]:
@@ -118,20 +124,10 @@ class ForeignNetwork(Network):
             raise PatchloomError(f"{self.config.name} has no vector before its classifier, but {tuple(vector.shape)}.")
         return vector
 
-    def features(  # type: ignore[override]
-        self,
-        images: Tensor,
-        blocks: Sequence[int] | None = None,
-        mask: Tensor | None = None,
-        keep: Tensor | None = None,
-        mask_token: Tensor | None = None,
-    ) -> Features | list[Features]:
-        """The last map or tokens of timm's `forward_features`; with `blocks`, maps of the stages that timm counts.
-
-        Raises PatchloomError for a mask or kept patches, and for a network that gives neither a map nor tokens.
-        """
+    def _features(self, images: Tensor, blocks: Sequence[int] | None, visible: Visible) -> Features | list[Features]:
+        """The last map or tokens of timm's `forward_features`; with `blocks`, maps of the stages that timm counts."""
         self._check_images(images)
-        if mask is not None or keep is not None or mask_token is not None:
+        if any(part is not None for part in visible):
             raise PatchloomError(f"{self.config.name} is a network of timm: it takes neither mask nor keep.")
         if blocks is None:
             return self._as_features(self.network.forward_features(images), images)
@@ -141,17 +137,16 @@ class ForeignNetwork(Network):
         count = len(getattr(self.network, "feature_info", ()))
         if not hasattr(self.network, "forward_intermediates") or not count:
             raise PatchloomError(f"{self.config.name} gives no outputs of single blocks.")
-        if isinstance(blocks, int | str) or not len(blocks) or not all(-count <= i < count for i in blocks):
-            raise PatchloomError(f"blocks is a list of the {count} stages of {self.config.name}, not {blocks!r}.")
-        wanted = sorted({i % count for i in blocks})
+        chosen = block_indices(blocks, count, self.config.name)
+        wanted = sorted(set(chosen))  # timm gives each once, in its own order
         maps = self.network.forward_intermediates(images, indices=wanted, intermediates_only=True, output_fmt="NCHW")
         found = dict(zip(wanted, maps, strict=True))
-        return [_from_map(found[i % count]) for i in blocks]
+        return [_from_map(found[i]) for i in chosen]
 
     def _as_features(self, out: Any, images: Tensor) -> Features:
         if isinstance(out, Tensor) and out.ndim == 4:
             return _from_map(out.permute(0, 3, 1, 2) if _channels_last(self.network) else out)
-        patch = getattr(getattr(self.network, "patch_embed", None), "patch_size", None)
+        patch = _patch_size(self.network)
         if isinstance(out, Tensor) and out.ndim == 3 and patch is not None:
             height, width = images.shape[2] // patch[0], images.shape[3] // patch[1]
             prefix = out.shape[1] - height * width
@@ -218,6 +213,12 @@ class ForeignNetwork(Network):
 def _from_map(maps: Tensor) -> Features:
     """(B, D, height, width) as tokens with their layout."""
     return Features(maps.flatten(2).transpose(1, 2), TokenLayout(0, maps.shape[2], maps.shape[3]))
+
+
+def _patch_size(network: Any) -> tuple[int, int] | None:
+    """The patch of a network of tokens; timm's mixers call its layer a stem."""
+    layers = (getattr(network, name, None) for name in ("patch_embed", "stem"))
+    return next((size for layer in layers if (size := getattr(layer, "patch_size", None)) is not None), None)
 
 
 def _channels_last(network: nn.Module) -> bool:

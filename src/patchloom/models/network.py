@@ -12,13 +12,14 @@ from torch import Tensor, nn
 
 from patchloom.errors import PatchloomError
 from patchloom.models.features import Features
+from patchloom.models.masking import Visible
 from patchloom.models.preprocessing import Preprocessing
 
 
 class Network(nn.Module):
     """A network of images (B, C, height, width), made from `config`.
 
-    `preprocessing` and `class_names` travel with its weights. Subclasses define `forward`, `features`, `embed` and
+    `preprocessing` and `class_names` travel with its weights. Subclasses define `forward`, `_features`, `embed` and
     `reset_head`.
     """
 
@@ -51,7 +52,26 @@ class Network(nn.Module):
         keep: Tensor | None = None,
         mask_token: Tensor | None = None,
     ) -> Features | list[Features]:
-        """Tokens with their layout; see `PatchNetwork.features`."""
+        """All tokens after the final norm, with their layout; or the outputs of single blocks.
+
+        Args:
+            images: (B, C, height, width), normalised. Our own networks take any size that the patch size divides and
+                resize positions to it as `load(..., img_size=...)` does; ResMLP takes its own size alone.
+            blocks: Blocks of the trunk, from 0, negative from the end. The result is a list with one `Features` for
+                each: what the block puts out, without the final norm. Prefix tokens are among them from the block on
+                that they join. Blocks after the last one asked for are not computed.
+            mask: (B, N) bool, True = hidden. Hidden patches get the mask token in place of their embedding, after the
+                stem; their positions are added as usual.
+            keep: (B, K) indices of patches. Only these, in this order, go through the blocks, with the positions that
+                they have in the image; `Features.kept` has the indices. With `mask` too, patches are hidden first.
+            mask_token: D numbers, such as a learned parameter of the task; zeros by default.
+
+        Raises PatchloomError for `keep` where the layers need every patch (ResMLP, PatchConvNet, convnets). Networks of
+        other libraries take neither mask nor keep.
+        """
+        return self._features(images, blocks, Visible(mask, mask_token, keep))
+
+    def _features(self, images: Tensor, blocks: Sequence[int] | None, visible: Visible) -> Any:
         raise NotImplementedError
 
     def embed(self, images: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ Shapes: images (B, C, height, width); tokens (B, prefix + N, D), prefix tokens f
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from patchloom.layers.inplace import drop
 from patchloom.layers.positions import Grid, resize_positions
 from patchloom.layers.residual import Block
 from patchloom.models.config import PatchConfig, check_divisible
-from patchloom.models.features import Features, TokenLayout
+from patchloom.models.features import Features, TokenLayout, block_indices
 from patchloom.models.heads import MLPHead, PerClassHead
 from patchloom.models.masking import EVERYTHING, Visible, gather_kept, hide
 from patchloom.models.network import Network, unwrapped
@@ -101,45 +101,15 @@ class PatchNetwork(Network):
         """Logits (B, classes). A distilled network gives (class, distillation) in training, their mean in eval."""
         return self.classify(self._read(images))
 
-    @overload
-    def features(self, images: Tensor, blocks: None = None, mask: Tensor | None = None, keep: Tensor | None = None,
-                 mask_token: Tensor | None = None) -> Features: ...  # fmt: skip
-
-    @overload
-    def features(self, images: Tensor, blocks: Sequence[int], mask: Tensor | None = None, keep: Tensor | None = None,
-                 mask_token: Tensor | None = None) -> list[Features]: ...  # fmt: skip
-
-    def features(
-        self,
-        images: Tensor,
-        blocks: Sequence[int] | None = None,
-        mask: Tensor | None = None,
-        keep: Tensor | None = None,
-        mask_token: Tensor | None = None,
-    ) -> Features | list[Features]:
-        """All tokens after the final norm, with their layout; or the outputs of single blocks.
-
-        Args:
-            images: (B, C, height, width), normalised, of any size that the patch size divides. Positions are resized
-                to it as `load(..., img_size=...)` does.
-            blocks: Blocks of the trunk, from 0, negative from the end. The result is a list with one `Features` for
-                each: what the block puts out, without the final norm. Prefix tokens are among them from the block on
-                that they join. Blocks after the last one asked for are not computed.
-            mask: (B, N) bool, True = hidden. Hidden patches get the mask token in place of their embedding, after the
-                stem; their positions are added as usual.
-            keep: (B, K) indices of patches. Only these, in this order, go through the blocks, with the positions that
-                they have in the image; `Features.kept` has the indices.
-            mask_token: D numbers, such as a learned parameter of the task; zeros by default.
-
-        Raises PatchloomError for `keep` where the layers need every patch (ResMLP, PatchConvNet, convnets).
-        """
+    def _features(self, images: Tensor, blocks: Sequence[int] | None, visible: Visible) -> Features | list[Features]:
         layout = self._check_images(images)
-        visible = Visible(mask, mask_token, keep)
-        if keep is not None and self.keep_refused is not None:
+        if visible.keep is not None and self.keep_refused is not None:
             raise PatchloomError(f"{self.config.name} cannot leave patches out (keep=...): {self.keep_refused}.")
         if blocks is not None:
-            return self._block_outputs(images, layout, self._check_blocks(blocks), visible)
-        return Features(self.norm(self._tokens(images, layout, True, visible)), layout, keep)
+            return self._block_outputs(
+                images, layout, block_indices(blocks, len(self.blocks), self.config.name), visible
+            )
+        return Features(self.norm(self._tokens(images, layout, True, visible)), layout, visible.keep)
 
     def embed(self, images: Tensor) -> Tensor:
         """The vector before the head, (B, D): the mean over prefix tokens where there are several."""
@@ -152,7 +122,7 @@ class PatchNetwork(Network):
         if self.per_class and self.class_token is not None:
             self.class_token = nn.Parameter(self.class_token.new_empty(1, num_classes, self.config.dim))
             trunc_normal(self.class_token)
-        old = next(self.head.parameters())
+        old = next(self.head.parameters())  # for its device and type
         self._make_heads(num_classes)
         for head in self.output_heads:
             head.apply(init_module)
@@ -201,6 +171,7 @@ class PatchNetwork(Network):
         table = self.positions[:, self.position_prefix :]
         if grid == self.config.grid:
             return table
+        # as `load` does it: half precision would round twice
         wide = table if table.dtype == torch.float64 else table.float()
         return resize_positions(wide, self.config.grid, grid).to(table.dtype)
 
@@ -215,10 +186,11 @@ class PatchNetwork(Network):
         if self.maps:
             x = x.unflatten(1, layout.grid)
         for i, block in enumerate(self.blocks):
-            if i == self.join_at:
+            if i == self.join_at:  # class_token_at of thesis Table 3.13; 0 in DeiT
                 x = torch.cat([self._prefix(x), x], dim=1)
             if i == 0:
                 x = drop(x, self.dropout, self.training)
+            # nothing after the last block reads the patches where prefix tokens have joined
             last = self.join_at is not None and i == len(self.blocks) - 1
             x = self._run(block, x, layout.prefix if last and not whole else None)
             if outputs is not None and i in outputs:
@@ -234,6 +206,7 @@ class PatchNetwork(Network):
         """
         if self.join_at is not None or not prefix:
             return x
+        # the patches are read and not updated (CaiT, thesis 3.6), so they go in as they are each time
         queries = self._prefix(x)
         for block in self.pool:
             queries = self._run(block, torch.cat([queries, x], dim=1), prefix)
@@ -321,19 +294,6 @@ class PatchNetwork(Network):
         own = next(self.parameters()).dtype
         if not images.is_floating_point() or (images.dtype == torch.float64 and own != torch.float64):
             raise PatchloomError(f"{self.config.name} takes normalised images of {own}, not {images.dtype}.")
-
-    def _check_blocks(self, blocks: Sequence[int]) -> list[int]:
-        """Indices of blocks, counted from 0."""
-        count = len(self.blocks)
-        wrong = isinstance(blocks, int | str) or [
-            i for i in blocks if not isinstance(i, int) or not -count <= i < count
-        ]
-        if wrong or not len(blocks):
-            raise PatchloomError(
-                f"blocks is a list of blocks of {self.config.name}, which has {count} of them, counted from 0; "
-                f"not {blocks!r}."
-            )
-        return [i % count for i in blocks]
 
     def _make_heads(self, num_classes: int) -> None:
         if self.per_class and self.config.head == "mlp":

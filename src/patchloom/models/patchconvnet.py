@@ -2,7 +2,7 @@
 
 x = x + gamma_1 * conv_branch(norm(x))              depth times, on the grid of patches
 c = c + gamma_1 * CA(norm([c, x])); c = c + gamma_2 * FFN(norm(c))
-logits = head(norm(c))                              c: one query, or one a class
+logits = head(norm(c))                              c: one query, or one per class
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""ResMLP (thesis ch. 4): patches exchange information through one Linear a block, channels through an FFN.
+"""ResMLP (thesis ch. 4): patches exchange information through one Linear per block, channels through an FFN.
 
 z = x + gamma_1 * (A Aff(x)^T)^T       A is patches x patches
 y = z + gamma_2 * FFN(Aff(z))

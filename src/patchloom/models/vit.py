@@ -125,7 +125,7 @@ class VitConfig(PatchConfig):
 
     @property
     def drop_path_rates(self) -> list[float]:
-        """One rate a block: the same everywhere, or rising linearly from 0 (DeiT)."""
+        """One rate per block: the same everywhere, or rising linearly from 0 (DeiT)."""
         if self.drop_path_decay == "uniform" or self.depth == 1:
             return [self.drop_path] * self.depth
         return [self.drop_path * i / (self.depth - 1) for i in range(self.depth)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -59,14 +60,14 @@ class Run:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other processes from training in this folder; however this one ends, the lock goes with it."""
-        path, begun = self.folder / ".lock", self.folder.exists()
+        path = self.folder / ".lock"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
         except OSError as error:
             if path.is_symlink():
                 raise PatchloomError(f"{path} is a link, which is not followed: remove it.") from error
-            kind = StoppedError if begun else PatchloomError  # a folder that cannot be made is a wrong argument
+            kind = StoppedError if error.errno in (errno.ENOSPC, errno.EDQUOT) else PatchloomError
             raise kind(f"{self.folder} cannot be written: {error}.") from error
         if not _lock(handle):
             os.close(handle)
@@ -112,6 +113,10 @@ class Run:
                 f"{self.folder / 'recipe.yaml'} was edited after the run began: {'; '.join(edited)}. Put the old "
                 "values back to resume it, or start another run."
             )
+
+    def differences(self, settings: Mapping[str, Any]) -> list[str]:
+        """How other settings differ from those of the run, but for what changes no result."""
+        return _differences(self.settings, settings)
 
     def renew(self) -> None:
         """Write recipe.yaml anew, and cut off the half line that a killed process may have left in the log."""

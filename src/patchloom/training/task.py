@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from patchloom.training.export import export_modules
+from patchloom.training.processes import Processes
 from patchloom.training.run import Run
 
 
@@ -48,6 +50,7 @@ class Task:
     Between steps a task keeps nothing but its modules and the tensors of `state`: both are in every checkpoint.
     """
 
+    processes: Processes = Processes()  # set before training
     config: Any  # what recipe.yaml holds of it, with what the data decided (a TaskConfig)
     modules: nn.ModuleDict  # everything with parameters; the loop moves, shards and saves it
     steps_per_epoch: int
@@ -107,8 +110,9 @@ class Task:
         return {"data": {}}
 
     def finish(self, run: Run, result: Result) -> None:
-        """Write the report, then the export; with the export a run is finished. Every process calls it."""
-        raise NotImplementedError
+        """Write the report, then the export; with the export a run is finished. Every process calls it. By default the
+        trained modules are exported with their own tensor names."""
+        export_modules(run, result, self.trained, self.processes.is_main_process)
 
 
 def first_tensor(batch: Any) -> Tensor:

@@ -54,6 +54,7 @@ class FusedAttention(nn.Module):
         if isinstance(attention, TalkingHeadsAttention):
             self.before, self.after = attention.proj_l.weight * self.scale, attention.proj_w.weight.clone()
             self.shift = attention.proj_w.bias.clone()
+            # the bias of proj_l shifts all scores of a query alike, which softmax cancels
             self.scale = 1.0  # it is in `before`
         self.eps = norm_parts(branch.norm)[0]
         thirds = [[part.chunk(3) for part in _folded_projections(one)] for one in branches]
@@ -67,16 +68,16 @@ class FusedAttention(nn.Module):
         self.proj = FoldedLinear(*stack_outputs(projs), form)
 
     def mixing(self) -> list[Tensor]:
-        """What mixes the heads, if they are mixed."""
+        """The mixing matrices of talking heads, or nothing."""
         return [part for part in (self.before, self.after, self.shift) if part is not None]
 
     def weights(self) -> list[Tensor]:
-        """As the kernel takes them."""
+        """As the kernel takes them, in its order."""
         mixing = self.mixing()
         return [*self.qkv.packed(), *self.proj.packed(), *(native.whole_mixing(*mixing) if mixing else ())]
 
     def forward(self, total: Tensor, x: Tensor, queries: int | None = None) -> Tensor:
-        if self.form.kernels and queries is None:
+        if self.form.kernels and queries is None:  # norm, projections, attention and sum in one call
             layers, mixing = (*self.qkv.packed(), *self.proj.packed()), self.mixing()
             rest = self.heads, self.inner, self.scale, self.eps, mixing
             torch.ops.patchloom.attention_(total, None if x is total else x, *layers, *rest)
@@ -104,12 +105,15 @@ class FusedAttention(nn.Module):
             return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
         if self.form.kernels:
             return torch.ops.patchloom.talking_heads(q, k, v, self.before, self.after, self.shift)
+        # a constant added to every weight of a head adds that multiple of the sum of its values
         lift = self.shift[:, None, None] * v.sum(dim=-2, keepdim=True)
         return talking_heads_by_image(q, k, v, self.before, self.after, lift).transpose(1, 2).flatten(2)
 
 
 class FewQueries(nn.Module):
-    """Attention of few tokens to all, without keys and values."""
+    """Attention of few tokens to all, without keys and values: see `attend_without_keys`.
+
+    Keys and values of N tokens cost 2 N D^2; with few queries the products in another order cost less."""
 
     q: Tensor
     k: Tensor
@@ -127,9 +131,9 @@ class FewQueries(nn.Module):
         self.register_buffer("q_bias", bias[:inner].clone())
         self.register_buffer("v_bias", bias[2 * inner :].unflatten(0, (heads, -1)).clone())
 
-    def forward(self, asking: Tensor, y: Tensor) -> Tensor:
+    def forward(self, queries: Tensor, y: Tensor) -> Tensor:
         """(B, Q, D), (B, N, D) -> (B, Q, inner), both normalised."""
-        q = F.linear(asking, self.q, self.q_bias).mul_(self.scale).unflatten(-1, (self.heads, -1))
+        q = F.linear(queries, self.q, self.q_bias).mul_(self.scale).unflatten(-1, (self.heads, -1))
         return attend_without_keys(q, y, self.k, self.v, self.v_bias)
 
 

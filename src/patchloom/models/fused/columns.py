@@ -20,14 +20,14 @@ PAIRED = 128  # channels; with fewer, the seven products of a Strassen step cost
 
 
 class FusedColumn(nn.Module):
-    """Blocks one after another in one call of a kernel; `weights` (blocks, bytes)."""
+    """Blocks one after another in one call of a kernel; `weights` (blocks, bytes), see `native.joined`."""
 
     weights: Tensor
 
     def __init__(self, weights: list[list[Tensor]], dim: int, int8: bool, *eps: float) -> None:
         super().__init__()
         self.int8 = int8
-        # a pair's rounding is that of its larger row: without LayerNorm nothing keeps rows of about one size
+        # a Strassen step adds rows in pairs, so a small row gets the rounding of a large one: LayerNorm bounds that
         self.paired = not int8 and min(eps) >= 0 and dim >= PAIRED
         self.register_buffer("weights", torch.stack([native.joined(block) for block in weights]))
 

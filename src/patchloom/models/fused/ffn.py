@@ -35,7 +35,7 @@ class FusedFFN(nn.Module):
         self.fc2 = FoldedLinear(*stack_outputs([fold_output(ffn.fc2, one.scale) for one, ffn in parts]), form)
 
     def weights(self) -> list[Tensor]:
-        """As the kernel takes them."""
+        """As the kernel takes them, in its order."""
         return [*self.fc1.packed(), *self.fc2.packed()]
 
     def forward(self, total: Tensor, x: Tensor, _: int | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Norms and scales folded into the Linear layers beside them, in double precision; how a fused copy computes those."""
+"""Norms and scales folded into the Linear layers beside them, in double precision, and the Linear of a fused copy."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from patchloom.layers.scales import AffineScale, FixupScale, LayerScale, ScalarS
 
 
 class Form(NamedTuple):
-    """How a part of a fused copy computes.
+    """What a part of a fused copy computes with.
 
-    kernels        with the C++ kernels
-    int8           there, with products of bytes
-    few            few tokens ask: the last block and what comes after it
-    side_by_side   parallel branches of the same shape are computed as one wider branch
+    kernels        the C++ kernels
+    int8           int8 matmul in these kernels
+    few            a layout for few queries: the last block and what comes after it
+    side_by_side   parallel branches of the same shape as one wider branch
     """
 
     kernels: bool
@@ -49,15 +49,15 @@ class FoldedLinear(nn.Module):
         return self.weight, self.bias
 
     def forward(self, x: Tensor, eps: float = -1.0, activate: bool = False) -> Tensor:
-        """Of x (..., D), normalised when eps >= 0; through a GELU when told to."""
+        """x (..., D) -> (..., outputs), of x normalised when eps >= 0; through a GELU when `activate`."""
         return self._apply_part(x, self.weight, self.bias, self.outputs, eps, activate)
 
     def part(self, x: Tensor, first: int, last: int, eps: float = -1.0) -> Tensor:
-        """Outputs first to last alone."""
+        """Outputs `first` to `last` alone, (..., last - first)."""
         if not self.kernels:
             return self._apply_part(x, self.weight[first:last], self.bias[first:last], last - first, eps, False)
         width = self.bias.shape[-1]
-        if first % width or last % width:
+        if first % width or last % width:  # within a panel: there is no part of one
             return self(x, eps)[..., first:last]
         panels = slice(first // width, last // width)
         return self._apply_part(x, self.weight[panels], self.bias[panels], last - first, eps, False)

@@ -66,7 +66,7 @@ def fuse(
     _fuse_blocks(network, form, in_place)
     if int8 and not any(isinstance(module, FusedAttention | FusedFFN | FusedConv) for module in network.modules()):
         raise PatchloomError(f"int8=True changes nothing in the blocks of {network.config.name}: they cannot be fused.")
-    if form.kernels and in_place:
+    if form.kernels and in_place:  # columns write over their input, as single residuals do
         network.blocks = in_columns(network, int8, paired)
     if form.kernels and (stages := stages_of(network.stem)):
         network.stem = FusedStem(stages, form)
@@ -86,13 +86,14 @@ def _form(parameter: Tensor, kernels: bool, int8: bool) -> Form:
 def _fuse_blocks(network: PatchNetwork, form: Form, in_place: bool) -> None:
     """Replace the residuals of every block. Those that compute a few tokens alone, the pool stage and the last block of
     a trunk with a class token, also get weights laid out for few queries."""
-    asked = (*network.pool, *(network.blocks[-1:] if network.join_at is not None else ()))
+    last = (*network.pool, *(network.blocks[-1:] if network.join_at is not None else ()))
     for block in (block for stage in (network.blocks, network.pool) for block in stage if isinstance(block, Block)):
-        few = form._replace(few=block in asked)
+        few = form._replace(few=block in last)
         for name, residual in block.named_children():
             setattr(block, name, fuse_residual(residual, few, in_place))
 
 
+# the fused form of a branch, by what the branch computes
 _FUSED: dict[type[nn.Module], type[nn.Module]] = {
     SelfAttention: FusedAttention,
     TalkingHeadsAttention: FusedAttention,
@@ -101,13 +102,13 @@ _FUSED: dict[type[nn.Module], type[nn.Module]] = {
     CrossPatchLinear: FusedCrossPatch,
     ConvBranch: FusedConv,
 }
-
-
+# what may be inside a residual whose weights are read instead of called
 _PLAIN = (Residual, Branch, nn.ModuleList, nn.Linear, nn.Conv2d, nn.LayerNorm, nn.Identity, Affine, BatchNorm, DropPath,
           Scale, LayerScale, AffineScale, ScalarScale, FixupScale, SqueezeExcite, Pointwise, *_FUSED)  # fmt: skip
 
 
 def _plain(module: nn.Module) -> bool:
+    """Whether a layer computes what its type says: no subclass, hook or forward of its own."""
     return any(replaceable(module, kind) for kind in _PLAIN)
 
 

@@ -39,6 +39,7 @@ class FusedCrossPatch(nn.Module):
         gamma, lift = scale_parts(branch.scale)
         dim = max(part.numel() for part in (alpha, beta, gamma))
         weight, bias = mixing.weight, mixing.bias.double()
+        # each of D numbers, or of one where norm and scale have one
         vectors = [part.to(weight).expand(dim) for part in (gamma * alpha, gamma * beta, gamma)]
         self.kernels = form.kernels and dim > 1
         self.register_buffer("lift", lift.to(weight).expand(dim).clone() if lift.any() else None)
@@ -73,15 +74,16 @@ class FusedConv(nn.Module):
         self.expand = FoldedLinear(*fold_input(*matrix_of(conv.expand), *affine), form)
         self.depthwise = conv.depthwise
         reduce, expand = matrix_of(conv.squeeze_excite.conv_reduce), matrix_of(conv.squeeze_excite.conv_expand)
-        room = -len(reduce[1]) % native.LANES  # channels that squeeze to nothing
-        self.register_buffer("squeeze", F.pad(reduce[0].t(), (0, room)).contiguous())
-        self.register_buffer("squeeze_bias", F.pad(reduce[1], (0, room)))
-        self.register_buffer("excite", F.pad(expand[0].t(), (0, 0, 0, room)).contiguous())
+        padding = -len(reduce[1]) % native.LANES  # zero channels, up to whole vectors
+        self.register_buffer("squeeze", F.pad(reduce[0].t(), (0, padding)).contiguous())
+        self.register_buffer("squeeze_bias", F.pad(reduce[1], (0, padding)))
+        self.register_buffer("excite", F.pad(expand[0].t(), (0, 0, 0, padding)).contiguous())
         self.register_buffer("excite_bias", expand[1].clone())
         self.project = FoldedLinear(*fold_output(conv.project, branch.scale), form)
 
     def weights(self) -> list[Tensor]:
-        """As the kernel takes them."""
+        """As the kernel takes them, in its order."""
+        # windows of 3 x 3 with channels last: (9, D)
         taps, shift = self.depthwise.weight.flatten(1).t(), cast(Tensor, self.depthwise.bias)
         gates = (self.squeeze, self.squeeze_bias, self.excite, self.excite_bias)
         return [*self.expand.packed(), taps, shift, *gates, *self.project.packed()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ class FusedNetwork(PatchNetwork):
 
     def __init__(self, network: PatchNetwork, writes_over: bool, instructions: str | None) -> None:
         nn.Module.__init__(self)
+        # parameters, layers and settings as they are: nothing is built again
         self.__dict__.update(network.__dict__)
         self.writes_over = writes_over
         self.instructions = instructions
@@ -64,11 +65,13 @@ class FusedNetwork(PatchNetwork):
         with torch.autocast(images.device.type, enabled=False):
             return super()._tokens(images.to(next(self.parameters()).dtype), layout, whole, visible)
 
-    def _block_outputs(self, *_: Any) -> list[Features]:
-        raise PatchloomError(
-            "A fused copy computes several blocks at once and keeps none of their outputs: call features(blocks=...) "
-            "of the network that it was made from."
-        )
+    def _features(self, images: Tensor, blocks: Sequence[int] | None, visible: Visible) -> Features | list[Features]:
+        if blocks is not None:
+            raise PatchloomError(
+                "A fused copy computes several blocks at once and keeps none of their outputs: call "
+                "features(blocks=...) of the network that it was made from."
+            )
+        return super()._features(images, blocks, visible)
 
     def _check_dtype(self, images: Tensor) -> None:
         """Packed weights take their own type only; under autocast images are converted to it."""

@@ -18,6 +18,7 @@ class FusedResidual(nn.Module):
 
     def forward(self, x: Tensor, queries: int | None = None) -> Tensor:
         total = x = for_inference(x)
+        # with a few queries, or several branches that read x, the sum needs memory of its own
         if queries is not None or not self.in_place:
             total = x[:, :queries].clone()
         for branch in self.branches:
@@ -26,7 +27,7 @@ class FusedResidual(nn.Module):
 
 
 class PostNorm(nn.Module):
-    """norm(residual(x)); it has no `branches`, so that no column is made of its block."""
+    """norm(residual(x)); without `branches`, so that `columns` leaves its block alone."""
 
     def __init__(self, residual: FusedResidual, norm: nn.Module) -> None:
         super().__init__()
@@ -38,6 +39,7 @@ class PostNorm(nn.Module):
 
 
 def for_inference(x: Tensor) -> Tensor:
+    """x in dense memory that may be written over. Raises PatchloomError where a gradient of it is wanted."""
     if x.requires_grad and torch.is_grad_enabled():
         raise PatchloomError("A fused copy is for inference: take gradients of the network that it was made from.")
     return x.detach().contiguous()

@@ -514,7 +514,7 @@ async function take(blob, name) {
   $("#choose").textContent = "Choose another";
   $("#problem").textContent = "";
   const { image } = state;
-  // one small question first: a file that is no image gets one answer beside it, not one in each pane
+  // one small question first: a file that is not an image gets one message, not one in each pane
   try {
     await loadModels(); // they may still be on their way
     if (state.image !== image) return;

@@ -17,13 +17,13 @@ from patchloom.devices import Device, choose_device
 from patchloom.errors import PatchloomError
 from patchloom.inference.items import held_out_by, open_items
 from patchloom.inference.models import Model, open_model, test_preprocessing
-from patchloom.models.foreign import is_foreign
+from patchloom.models.foreign import is_onnx, is_timm
 from patchloom.models.fused import fuse
 from patchloom.models.imagenet import CLASSES, imagenet_order
 from patchloom.models.network import Network
 from patchloom.tasks.classification.classes import match_names
 from patchloom.tasks.classification.metrics import Scores, head_answer, score
-from patchloom.tasks.classification.teachers import ForeignNetwork, open_teacher
+from patchloom.tasks.classification.teachers import OnnxNetwork, open_teacher
 
 
 def evaluate(model: Model, data: str | PathLike[str], **options: Any) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def scores(
     head         of a distilled network: "class", "distill" or "both", with the fusion "logits" or "softmax"
     base         of a delta: the weights that it was made from
     class_map    the data's class names -> the model's names, or its class indices where it has no names
-    int8         with products of bytes, see `patchloom.fuse`
+    int8         use int8 matmul, see `patchloom.fuse`
     device       cpu, cuda:1, mps, ...; by default the accelerator of this machine, else the CPU
     imagenet_only   refuse a model without ImageNet's 1000 classes before the first image: `real_accuracy` needs them
     images       what `open_items` gives for the data, where several evaluations share it; else it is opened here
@@ -84,14 +84,14 @@ def ready(
     base: Model | None = None,
     int8: bool = False,
     device: Device = "auto",
-) -> Network | ForeignNetwork:
+) -> Network | OnnxNetwork:
     """A network as it is evaluated: ours fused, one of timm or in an ONNX file as it is."""
-    if not is_foreign(model):
-        return fuse(open_model(model, resolution, base, device), int8=int8)
-    if base is not None or int8:
+    if (is_timm(model) or is_onnx(model)) and (base is not None or int8):
         raise PatchloomError(f"--base and --int8 are for networks of patchloom, not for {model}.")
+    if not is_onnx(model):
+        return fuse(open_model(model, resolution, base, device), int8=int8)
     hints = {} if resolution is None else {"img_size": resolution}
-    return ForeignNetwork(open_teacher(str(model), choose_device(device), hints))
+    return OnnxNetwork(open_teacher(str(model), choose_device(device), hints))
 
 
 def real_accuracy(result: Scores, labels: Any) -> dict[str, float]:

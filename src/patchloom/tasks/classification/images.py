@@ -76,7 +76,7 @@ def _scan(config: ClassificationConfig, recipe: Recipe, source: Source, fingerpr
     console.say(*source.notes)
     console.say(
         f"{config.data}: {len(split.train)} training images, {len(split.held_out)} held out, "
-        f"{len(source.class_names)} classes. {split.how}"
+        f"{len(source.class_names)} classes. {split.summary}"
     )
     glances = {key: glance for _, part in parts for key, glance in part.items()}
     console.say(*_advice(config, recipe, split), *_equal_images(usable, split, glances))

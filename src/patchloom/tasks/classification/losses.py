@@ -1,4 +1,4 @@
-"""Losses against soft targets (B, classes); each gives one value an image."""
+"""Losses against soft targets (B, classes); each gives one value per image."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def binary_cross_entropy(logits: Tensor, targets: Tensor, threshold: float | Non
 
 
 def recipe_loss(recipe: Recipe, logits: Tensor, targets: Tensor) -> Tensor:
-    """The recipe's loss, one value an image."""
+    """The recipe's loss, one value per image."""
     if recipe.loss == "bce":
         return binary_cross_entropy(logits, targets, recipe.bce_threshold)
     return cross_entropy(logits, targets)

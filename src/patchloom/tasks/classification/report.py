@@ -42,9 +42,7 @@ def classification_sections(
 
 def _headline(run: Run, scores: Scores | None, network: Network, records: list[dict[str, Any]]) -> str:
     summary, cost = scores.summary() if scores else None, complexity(network)
-    cells = "".join(
-        f"<div><b>{value}</b><span class=soft>{name}</span></div>" for value, name in _shown(summary, records)
-    )
+    cells = "".join(f"<div><b>{value}</b><span class=soft>{name}</span></div>" for value, name in _shown(summary))
     steps = run.settings.get("steps")
     length = f"{run.settings['epochs']} epochs" if steps is None else f"{steps} steps"
     judged = "No image was held out."
@@ -60,14 +58,14 @@ def _headline(run: Run, scores: Scores | None, network: Network, records: list[d
     )
 
 
-def _shown(summary: dict[str, Any] | None, records: list[dict[str, Any]]) -> list[tuple[str, str]]:
+def _shown(summary: dict[str, Any] | None) -> list[tuple[str, str]]:
     """The large numbers at the top and what each is."""
     if summary is None:
         return []
-    interval = summary.get("top1_interval") or (records[-1].get("top1_interval") if records else None)
-    range_ = f"; 95 % interval {interval[0]:.1%} to {interval[1]:.1%}" if interval else ""
+    low, high = summary["top1_interval"]
+    label = f"top-1 on {summary['count']} held-out images; 95 % interval {low:.1%} to {high:.1%}"
     return [
-        (f"{summary['top1']:.2%}", f"top-1 on {summary['count']} held-out images{range_}"),
+        (f"{summary['top1']:.2%}", label),
         (f"{summary['top5']:.2%}", "top-5"),
         (f"{summary['loss']:.4f}", "cross-entropy"),
         (f"{summary['ece']:.2%}", "calibration error"),

@@ -126,7 +126,7 @@ class Classification(Task):
             "where": self.config.data,
             "fingerprint": self.fingerprint,
             "skipped": dict(self.skipped),
-            "split": self.split.how,
+            "split": self.split.summary,
         }
         if self.split.test_name is None:
             data["held_out"] = [item.key for item in self.split.held_out]

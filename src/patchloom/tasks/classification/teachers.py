@@ -42,7 +42,7 @@ class Teacher:
 
     label: str
     network: Callable[[Tensor], Tensor]
-    how: Preprocessing
+    preprocessing: Preprocessing
     class_names: tuple[str, ...] | None
     num_classes: int
     digest: str
@@ -56,29 +56,29 @@ class Teacher:
     @property
     def identity(self) -> list[Any]:
         """All that decides what it says of an image."""
-        return [self.digest, self.how.to_json(), self.class_names]
+        return [self.digest, self.preprocessing.to_json(), self.class_names]
 
     @torch.no_grad()
-    def look(self, x: Tensor, how: Preprocessing) -> Tensor:
+    def logits(self, x: Tensor, preprocessing: Preprocessing) -> Tensor:
         """Logits for images that are normalised in another way and of another size."""
         mean, std, mean_own, std_own = (
             torch.tensor(values, device=x.device, dtype=x.dtype)[:, None, None]
-            for values in (how.mean, how.std, self.how.mean, self.how.std)
+            for values in (preprocessing.mean, preprocessing.std, self.preprocessing.mean, self.preprocessing.std)
         )
-        seen = (x * std + mean - mean_own) / std_own
-        if seen.shape[-2:] != self.how.img_size:
-            seen = F.interpolate(seen, self.how.img_size, mode="bicubic", antialias=True)
-        return self.network(seen).float()
+        own = (x * std + mean - mean_own) / std_own
+        if own.shape[-2:] != self.preprocessing.img_size:
+            own = F.interpolate(own, self.preprocessing.img_size, mode="bicubic", antialias=True)
+        return self.network(own).float()
 
 
-class ForeignNetwork(nn.Module):
-    """A network of timm or in an ONNX file, called as our own are: normalised images of its size -> logits."""
+class OnnxNetwork(nn.Module):
+    """A network in an ONNX file, called as our own are: normalised images of its size -> logits."""
 
     head_distill = None
 
     def __init__(self, teacher: Teacher) -> None:
         super().__init__()
-        self.network, self.class_names, self.preprocessing = teacher.network, teacher.class_names, teacher.how
+        self.network, self.class_names, self.preprocessing = teacher.network, teacher.class_names, teacher.preprocessing
         self.config = SimpleNamespace(name=teacher.label, num_classes=teacher.num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ class Teachers:
         classes = len(self.teachers[0][1])
         if self.cache is not None and (known := self.cache.read(step, rank, (len(x), classes))) is not None:
             return known.to(x.device)
-        said = [teacher.look(x, how)[:, order.to(x.device)] for teacher, order in self.teachers]
+        said = [teacher.logits(x, how)[:, order.to(x.device)] for teacher, order in self.teachers]
         answer = said[0]
         if len(said) > 1:
             answer = torch.stack([one.log_softmax(dim=-1) for one in said]).logsumexp(dim=0) - math.log(len(said))
@@ -183,7 +183,7 @@ def open_teacher(source: str, device: torch.device, hints: Mapping[str, Any] | N
         teacher = Teacher(source, network, network.preprocessing, names, count, checksum(network))
     if classes not in (None, teacher.num_classes):
         raise PatchloomError(f"teacher.num_classes={classes}: the teacher {source} has {teacher.num_classes} classes.")
-    teacher.how = dataclasses.replace(teacher.how, **colours)
+    teacher.preprocessing = dataclasses.replace(teacher.preprocessing, **colours)
     return teacher
 
 

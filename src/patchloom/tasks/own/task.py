@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Any
@@ -11,17 +10,20 @@ import torch
 from torch import Tensor, nn
 
 from patchloom.console import Console
+from patchloom.data.images import to_input
 from patchloom.data.order import Order, Steps
 from patchloom.data.workers import Batches, load_batches
 from patchloom.devices import pins_memory, to_device
 from patchloom.errors import PatchloomError
+from patchloom.models.network import Network
+from patchloom.models.preprocessing import Preprocessing
 from patchloom.recipes.recipe import Recipe
 from patchloom.tasks.own.config import OwnConfig
-from patchloom.tasks.own.finish import finish
 from patchloom.tasks.own.samples import Samples
 from patchloom.training.processes import Processes
 from patchloom.training.run import Run
 from patchloom.training.task import Metric, Result, Task, first_tensor
+from patchloom.weights.save import save
 
 MODEL = "model"
 Loss = Callable[[Any, Any], Tensor]
@@ -44,13 +46,14 @@ class Supervised(Task):
         loss: Loss,
         train: Samples,
         held_out: Samples,
+        preprocessing: Preprocessing,
         recipe: Recipe,
         processes: Processes,
         console: Console,
     ) -> None:
         self.config, self.loss, self.recipe = config, loss, recipe
         self.processes, self.console = processes, console
-        self.train_samples, self.held_out = train, held_out
+        self.train_samples, self.held_out, self.preprocessing = train, held_out, preprocessing
         self.modules = nn.ModuleDict({MODEL: model})
         self.order = Order(len(train), recipe.batch_size, recipe.repeated_augmentation, recipe.seed)
         self.steps_per_epoch = self.order.steps_per_epoch
@@ -66,6 +69,8 @@ class Supervised(Task):
     def _loss_sum(self, model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
         """The loss, summed over the batch, and the outputs."""
         inputs, targets = batch
+        if isinstance(inputs, Tensor) and inputs.dtype == torch.uint8:  # images (B, height, width, 3)
+            inputs = to_input(inputs, self.preprocessing)
         outputs = model(inputs)
         value = self.loss(outputs, targets)
         if not isinstance(value, Tensor) or value.ndim > 1:
@@ -114,7 +119,12 @@ class Supervised(Task):
         return {"data": {"where": self.config.data, "training": len(self.train_samples), "held": len(self.held_out)}}
 
     def finish(self, run: Run, result: Result) -> None:
-        finish(self, run, result)
+        """A network of ours is saved so that `load` takes it, any other module with its own tensors."""
+        network = result.modules[MODEL]
+        super().finish(run, result)
+        if isinstance(network, Network) and self.processes.is_main_process:
+            save(network, run.folder / "export" / "model.safetensors")
+        self.console.say(f"The report is {run.folder / 'report.html'}, the weights are in {run.folder / 'export'}.")
 
 
 def _are_classes(outputs: Any, targets: Any) -> bool:
@@ -125,9 +135,3 @@ def _are_classes(outputs: Any, targets: Any) -> bool:
         and targets.ndim == 1
         and not targets.is_floating_point()
     )
-
-
-def part_name(part: Any) -> str:
-    """A name for a module, a function or a data set, for people."""
-    name = part.__name__ if inspect.isfunction(part) or inspect.isclass(part) else type(part).__name__
-    return str(name)

@@ -1,0 +1,95 @@
+"""Runs of tasks that exist as Python objects: begun, or continued where the folder holds them already."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from patchloom.console import Console
+from patchloom.devices import Device
+from patchloom.errors import PatchloomError
+from patchloom.recipes.changes import apply_changes
+from patchloom.recipes.recipe import Recipe
+from patchloom.recipes.registry import find_recipe
+from patchloom.runs.config import settings_of
+from patchloom.runs.launch import check_free, continue_task, start_task
+from patchloom.tasks.registry import find_task
+from patchloom.tasks.spec import RunConfig
+from patchloom.training.loggers import check_log
+from patchloom.training.loop import Callback, Loop
+from patchloom.training.processes import Processes, join_processes
+from patchloom.training.run import Run
+from patchloom.training.task import Task
+
+
+def fit(
+    task: Task,
+    *,
+    out: str | PathLike[str],
+    recipe: str | Recipe,
+    log: str | None = None,
+    console: Console | None = None,
+    device: Device = "auto",
+    callbacks: Sequence[Callback] = (),
+    **changes: Any,
+) -> Run:
+    """Train a task of your own. If `out` holds a run of it already, that run is continued, to the bit.
+
+    Args:
+        task: A `patchloom.Task` of yours.
+        out: The run folder.
+        recipe: The name of a recipe or a Recipe: duration, optimizer, schedule, precision.
+        callbacks: `patchloom.Callback` objects, called after steps and evaluations.
+        changes: Fields of the recipe (epochs=10).
+    """
+    if not isinstance(task, Task):
+        raise PatchloomError(f"fit trains a patchloom.Task, not {type(task).__name__}.")
+    resolved = resolve_recipe(recipe, changes)
+    processes, console = join_processes(device), console or Console()
+    return run_task(task, resolved, out, processes, console, log, callbacks)
+
+
+def resolve_recipe(recipe: str | Recipe, changes: Mapping[str, Any]) -> Recipe:
+    """A recipe by its name or as it is, with changes."""
+    chosen = find_recipe(recipe) if isinstance(recipe, str) else recipe
+    if not isinstance(chosen, Recipe):
+        raise PatchloomError(f"recipe is the name of a recipe or a Recipe, not {type(recipe).__name__}.")
+    return apply_changes(chosen, changes)[0]
+
+
+def run_task(
+    task: Task,
+    recipe: Recipe,
+    out: str | PathLike[str],
+    processes: Processes,
+    console: Console,
+    log: str | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> Run:
+    """Begin or continue the run of a task in the folder `out`."""
+    console.quiet = console.quiet or not processes.is_main_process
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            raise PatchloomError(f"A callback is a patchloom.Callback, not {type(callback).__name__}.")
+    check_log(log)
+    task.processes = processes
+    spec = find_task("own")
+    config = getattr(task, "config", None) or spec.config_from_json(
+        {"data": "own data", "model": {"name": type(task).__name__}}
+    )
+    settings = {**settings_of(RunConfig(spec, config, recipe)), "log": log}
+    if not (Path(out) / "recipe.yaml").exists():
+        check_free(out)
+        run = Run(Path(out), settings)
+        return start_task(run, Loop(task, recipe, run, processes, console, callbacks))
+    run = Run.open(Path(out))
+    if run.settings.get("task") != config.label:
+        raise PatchloomError(f"{run.folder} holds another run: give another folder for this one.")
+    if edited := run.differences(settings):
+        raise PatchloomError(f"{run.folder} holds a run with other settings: {'; '.join(edited)}. Give another folder.")
+    if run.about()["data"] != task.environment()["data"]:
+        raise PatchloomError(f"The data has changed since {run.folder} began: exact resuming needs the same.")
+    console.say(f"Continuing the run in {run.folder}.")
+    return continue_task(run, Loop(task, recipe, run, processes, console, callbacks), settings)

@@ -1,0 +1,81 @@
+"""Samples of a user's own data set, or of images from anywhere for a user's own module."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from patchloom.data.images import as_picture, crop
+from patchloom.data.order import Key
+from patchloom.data.randomness import sample_seed
+from patchloom.data.sources import Item, Source
+from patchloom.data.transforms import Augmentation
+from patchloom.errors import PatchloomError
+from patchloom.models.preprocessing import Preprocessing
+
+
+class SourceData(Dataset[tuple[Any, int]]):
+    """The images of a source as (picture, label)."""
+
+    def __init__(self, source: Source, items: Sequence[Item]) -> None:
+        self.source, self.items = source, items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        item = self.items[index]
+        return self.source.read(item), item.label
+
+
+class Samples(Dataset[tuple[Any, Any]]):
+    """(input, target) by key: a tensor of the data set as it is, an image augmented, or cropped as in evaluation.
+
+    `indices` are those of the data set that belong to these samples; without `augment` images are only cropped.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        indices: Sequence[int],
+        preprocessing: Preprocessing,
+        augment: Augmentation | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.dataset, self.indices, self.preprocessing = dataset, indices, preprocessing
+        self.augment, self.seed = augment, seed
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, key: Key) -> tuple[np.ndarray | Tensor, Any]:
+        place, epoch, repeat = key
+        index = self.indices[place]
+        value, target = _pair(self.dataset[index], index)
+        picture = value if isinstance(value, Tensor) else as_picture(value)
+        if isinstance(picture, Tensor):
+            return picture, target
+        if self.augment is None:
+            return crop(picture, self.preprocessing), target
+        seed = sample_seed(self.seed, epoch, index, repeat)
+        return self.augment(picture, self.preprocessing.img_size, seed), target
+
+
+def _pair(entry: Any, index: int) -> tuple[Any, Any]:
+    if isinstance(entry, tuple | list) and len(entry) == 2:
+        return entry[0], entry[1]
+    raise PatchloomError(
+        f"Entry {index} of the data set is {type(entry).__name__}; expected a pair (input, target). The input is a "
+        "tensor, an image (PIL, array or path), the target whatever the loss takes."
+    )
+
+
+def held_out_indices(count: int, fraction: float) -> set[int]:
+    """The same indices on every machine and in every run: a fraction of all, by a hash."""
+    order = sorted(range(count), key=lambda index: hashlib.sha256(str(index).encode()).digest())
+    return set(order[: int(count * fraction)])
