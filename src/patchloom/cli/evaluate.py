@@ -35,7 +35,7 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
     parser.add_argument("--strict", action="store_true", help="treat unreadable files as an error, not skip them")
     parser.add_argument("--json", action="store_true", help=JSON_HELP)
     for task in task_commands():
-        task.evaluate.add_arguments(parser)
+        task.evaluate.add_arguments(_SharedOptions(parser))  # type: ignore[arg-type]
     add_device(parser)
     parser.set_defaults(run=run_evaluate)
 
@@ -51,9 +51,23 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
     parser.add_argument("inputs", metavar="INPUT", nargs="*", help="files, folders or glob patterns")
     parser.add_argument("--json", action="store_true", help=JSON_HELP)
     for task in task_commands():
-        task.predict.add_arguments(parser)
+        task.predict.add_arguments(_SharedOptions(parser))  # type: ignore[arg-type]
     add_device(parser)
     parser.set_defaults(run=run_predict)
+
+
+class _SharedOptions:
+    """A parser that several tasks add options to: an option that more than one of them has is declared by the first."""
+
+    def __init__(self, parser: argparse.ArgumentParser, target: Any = None) -> None:
+        self.parser, self.target = parser, target or parser
+
+    def add_argument_group(self, title: str) -> _SharedOptions:
+        return _SharedOptions(self.parser, self.parser.add_argument_group(title))
+
+    def add_argument(self, *flags: str, **options: Any) -> None:
+        if not any(flag in self.parser._option_string_actions for flag in flags):
+            self.target.add_argument(*flags, **options)
 
 
 def _commands_for(model: str | None) -> Commands:

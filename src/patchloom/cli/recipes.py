@@ -51,7 +51,10 @@ def run(options: argparse.Namespace) -> None:
 
 def _list(recipes: Sequence[Recipe]) -> str:
     head = ("recipe", "optimizer", "lr", "batch", "epochs", "loss", "purpose")
-    rows = [(r.name, r.optimizer, f"{r.lr:g}", str(r.batch_size), str(r.epochs), r.loss, r.summary) for r in recipes]
+    rows = [
+        (r.name, r.optimizer, f"{r.lr:g}", str(r.batch_size), str(r.epochs), getattr(r, "loss", "-"), r.summary)
+        for r in recipes
+    ]
     return "\n".join([*table([("recommended", ""), *_RECOMMENDED]), "", *table([head, *rows])])
 
 

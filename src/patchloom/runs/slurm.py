@@ -39,7 +39,7 @@ class Launch:
     def _now(self) -> list[str]:
         """`resume RUN` once the run exists: a job that was queued again goes on."""
         out = self.words[self.words.index("--out") + 1] if "--out" in self.words else None
-        began = self.words[0] == "train" and out is not None and (Path(out) / "recipe.yaml").exists()
+        began = out is not None and any((Path(out) / name).exists() for name in ("recipe.yaml", "stages.json"))
         return ["resume", str(out)] if began else self.words
 
     def _rendezvous(self) -> list[str]:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ class Run:
         self.settings = settings
         self.checkpoints = Checkpoints(folder / "checkpoints")
         self.loggers: list[Logger] = []
+        self.continuation = f"`patchloom resume {quote(str(folder))}` continues it."  # the end of messages
 
     def create(self, details: Mapping[str, Any]) -> None:
         """Begin the folder. recipe.yaml comes last: with it a run can be resumed."""

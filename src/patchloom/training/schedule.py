@@ -55,11 +55,12 @@ def learning_rate(recipe: Recipe, step: int, steps_per_epoch: int) -> float:
     elif recipe.schedule_by == "epoch":
         epochs = float(step // steps_per_epoch)
     total, warmup = float(recipe.epochs), recipe.warmup_epochs
-    if recipe.steps is not None:
+    marks: tuple[float, ...] = recipe.decay_epochs
+    if recipe.steps is not None:  # the same shares of the run as in the recipe's epochs
         total = recipe.steps / steps_per_epoch
-        if warmup >= total:  # its share of the recipe's epochs, as for a run of few epochs
-            warmup *= total / recipe.epochs
-    rate = Schedule(recipe.lr, recipe.min_lr, recipe.schedule, warmup, recipe.warmup_lr, recipe.decay_epochs)
+        marks = tuple(mark * total / recipe.epochs for mark in marks)
+        warmup *= total / recipe.epochs if warmup >= total else 1
+    rate = Schedule(recipe.lr, recipe.min_lr, recipe.schedule, warmup, recipe.warmup_lr, marks)
     return rate.at(epochs, total)
 
 
