@@ -91,6 +91,7 @@ def machines(tmp_path: Path) -> Iterator[tuple[Machine, Machine]]:
     if shutil.which("ip") is None:
         pytest.skip("making network namespaces needs `ip` of iproute2")
     made: list[Machine] = []
+    before = signal.signal(signal.SIGTERM, lambda *_: pytest.exit("terminated"))  # not without removing them
     try:
         try:
             for number in (1, 2):
@@ -102,6 +103,7 @@ def machines(tmp_path: Path) -> Iterator[tuple[Machine, Machine]]:
     finally:
         for machine in made:
             machine.remove()
+        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture(scope="module")
