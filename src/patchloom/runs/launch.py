@@ -37,9 +37,9 @@ def launch(
     callbacks: Sequence[Callback] = (),
 ) -> Run:
     """Begin a run in the folder `out`, and train to its end."""
-    if restarted() and (Path(out) / "recipe.yaml").exists():
-        return resume(out, console, device=device, callbacks=callbacks)
     processes, console = join_processes(device), console or Console()
+    if restarted(processes) and processes.gather((Path(out) / "recipe.yaml").exists())[0]:
+        return resume(out, console, device=device, callbacks=callbacks)
     console.quiet = console.quiet or not processes.is_main_process
     console.say(*config.notes)
     check_free(out)

@@ -30,7 +30,9 @@ class Launch:
 
     def __call__(self) -> int:
         command = [sys.executable, "-m", "torch.distributed.run", *self._rendezvous(), "-m", "patchloom", *self._now()]
-        return subprocess.run(command, check=True).returncode
+        # a store of its own for each attempt: restarted processes do not read addresses of those before them
+        environment = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        return subprocess.run(command, check=True, env=environment).returncode
 
     def checkpoint(self, *_: Any) -> Any:
         """Called by submitit before a preemption or a timeout: queue again."""

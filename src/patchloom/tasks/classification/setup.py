@@ -81,9 +81,9 @@ def make_task(
         raise PatchloomError("The MLP head normalises over a batch: batch_size is at least 2 per process.")
     if context.environment is not None and config.start is not None and config.start.delta:
         load(config.start.weights, **config.start.hints)  # missed now rather than after the last epoch
-    parts: Any = (config, network, images, recipe, processes, console)
+    parts: Any = (config, network, images, recipe, processes, console, own.loss, own.augmentation)
     if config.distillation is None:
-        return Classification(*parts, own.loss, own.augmentation)
+        return Classification(*parts)
     task = Distillation(*parts)
     task.teachers = _open_teachers(task, writes=context.writes)
     if context.environment is not None and context.environment.get("teachers", []) != task.environment()["teachers"]:
