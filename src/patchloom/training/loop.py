@@ -268,11 +268,14 @@ class Loop:
     def _batches(self) -> Iterator[Any]:
         """The batches that are left; where one cannot be had, a process on its own saves what it learned."""
         with closing(self.task.batches(self._start, self.total)) as batches:
-            while True:
+            while self.counters.step < self.total:
                 try:
                     batch = next(batches)
                 except StopIteration:
-                    return
+                    raise PatchloomError(
+                        f"The task's batches({self._start}, {self.total}) ended at step {self.counters.step}: it must "
+                        f"give one batch for every step."
+                    ) from None
                 except PatchloomError as error:
                     alone = self.processes.count == 1
                     if alone:
@@ -314,8 +317,11 @@ class Loop:
         )
 
     def _reserve(self) -> None:
-        if self.processes.is_main_process and not self.sharded:
-            self.run.checkpoints.reserve(self._tensors())
+        if self.sharded:
+            return
+        tensors = self._tensors()  # in every process: a task may gather its state from all of them
+        if self.processes.is_main_process:
+            self.run.checkpoints.reserve(tensors)
 
     def _on_signal(self, number: int, _: Any) -> None:
         self._signal = signal.Signals(number).name
@@ -348,7 +354,7 @@ class Loop:
                 nn.ModuleDict({name: self.modules[name] for name in self.task.averaged}), self.counters.step
             )
         if self.callbacks and self.processes.is_main_process:
-            means = {name: value / weight for name, value in losses.items()}
+            means = {name: value / (weight or 1.0) for name, value in losses.items()}
             for callback in self.callbacks:
                 callback.after_step(self.counters.step, means)
 
@@ -366,7 +372,7 @@ class Loop:
         and in all."""
         sums: dict[str, float] = {}
         total = 0.0
-        share = self.processes.count / everywhere  # DDP divides by the number of processes
+        share = self.processes.count / (everywhere or 1.0)  # DDP divides by the number of processes
         for i, part in enumerate(parts):
             if i and self._signal and self.processes.count == 1:  # nothing but statistics has changed yet
                 raise _StopAsked
@@ -408,6 +414,7 @@ class Loop:
         """Evaluate, log, and tell whether the metric is the best so far."""
         counters, per_epoch = self.counters, self.task.steps_per_epoch
         loss_sum, weight, losses = self._loss_totals()
+        weight = weight or 1.0  # a batch may hold nothing to count, such as an image without instances
         epochs = counters.step / per_epoch
         record: dict[str, Any] = {
             "event": "epoch",

@@ -68,7 +68,8 @@ class Task:
         return self.trained
 
     def state(self) -> dict[str, Tensor]:
-        """Tensors beside the modules' that a checkpoint needs: memories, centres, queues. Every process calls it."""
+        """Tensors beside the modules' that a checkpoint needs: memories, centres, queues. Every process calls it, and
+        one of them writes: what differs between processes is gathered here, and shared out in `load_state`."""
         return {}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
@@ -139,6 +140,8 @@ def _each(batch: Any, function: Callable[[Tensor], Tensor]) -> Any:
         return function(batch)
     if isinstance(batch, Mapping):
         return {name: _each(value, function) for name, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):  # a named tuple
+        return type(batch)(*(_each(value, function) for value in batch))
     if isinstance(batch, tuple | list):
         return type(batch)([_each(value, function) for value in batch])
     return batch
