@@ -473,6 +473,8 @@ class Loop:
             if self.processes.any(self._signal is not None)[0]:
                 raise _StopAsked
 
+        for name in self.task.trained:
+            modules[name].eval()
         try:
             return self.task.evaluate(modules, stop_if_asked)
         except _StopAsked:
@@ -481,6 +483,8 @@ class Loop:
             raise
         except PatchloomError as error:
             raise self.stopped(error) from error
+        finally:
+            self.train_mode()  # whatever the task did: a resumed run begins in this mode too
 
     def _speed(self) -> float:
         """Images (or tokens) per second since this process began."""

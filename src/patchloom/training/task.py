@@ -99,7 +99,8 @@ class Task:
         """After update `step` (from 1 on): target networks, memories."""
 
     def evaluate(self, modules: nn.ModuleDict, after_batch: Callable[[], None]) -> dict[str, Any]:
-        """Metrics over all processes. Every process calls `after_batch` equally often; what it raises goes through."""
+        """Metrics over all processes, with the trained modules in evaluation mode. Every process calls `after_batch`
+        equally often; what it raises goes through."""
         raise NotImplementedError
 
     def metadata(self) -> dict[str, Any]:
