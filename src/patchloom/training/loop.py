@@ -214,11 +214,14 @@ class Loop:
     def _batches(self) -> Iterator[Any]:
         """The batches that are left; where one cannot be had, a process on its own saves what it learned."""
         with closing(self.task.batches(self.progress.start, self.total)) as batches:
-            while True:
+            while self.counters.step < self.total:
                 try:
                     batch = next(batches)
                 except StopIteration:
-                    return
+                    raise PatchloomError(
+                        f"The task's batches({self.progress.start}, {self.total}) ended at step {self.counters.step}: it must "
+                        f"give one batch for every step."
+                    ) from None
                 except PatchloomError as error:
                     alone = self.processes.count == 1
                     if alone:
@@ -258,8 +261,11 @@ class Loop:
         )
 
     def _reserve(self) -> None:
-        if self.processes.is_main_process and not self.sharded:
-            self.run.checkpoints.reserve(self.tensors.tensors())
+        if self.sharded:
+            return
+        tensors = self.tensors.tensors()  # in every process: a task may gather its state from all of them
+        if self.processes.is_main_process:
+            self.run.checkpoints.reserve(tensors)
 
     def _on_signal(self, number: int, _: Any) -> None:
         self._signal = signal.Signals(number).name
@@ -272,7 +278,7 @@ class Loop:
         self.optimizer.zero_grad(set_to_none=True)
         parts = self.task.split_batch(batch, recipe.accumulate)
         weight = sum(self.task.weight(part) for part in parts)
-        everywhere = max(self.processes.total(weight), 1e-12)  # nothing to learn from: gradients of zero
+        everywhere = self.processes.total(weight)
         losses, loss = self._backward(parts, step, everywhere)
         if self.processes.any(not math.isfinite(loss))[0]:
             raise NotFiniteError(
@@ -293,7 +299,7 @@ class Loop:
                 nn.ModuleDict({name: self.modules[name] for name in self.task.averaged}), self.counters.step
             )
         if self.callbacks and self.processes.is_main_process:
-            means = {name: value / max(weight, 1e-12) for name, value in losses.items()}
+            means = {name: value / (weight or 1.0) for name, value in losses.items()}
             for callback in self.callbacks:
                 callback.after_step(self.counters.step, means)
 
@@ -311,7 +317,7 @@ class Loop:
         and in all."""
         sums: dict[str, float] = {}
         total = 0.0
-        share = self.processes.count / everywhere  # DDP divides by the number of processes
+        share = self.processes.count / (everywhere or 1.0)  # DDP divides by the number of processes
         for i, part in enumerate(parts):
             if i and self._signal and self.processes.count == 1:  # nothing but statistics has changed yet
                 raise _StopAsked
@@ -346,14 +352,15 @@ class Loop:
         """Evaluate, log, and tell whether the metric is the best so far."""
         counters, per_epoch = self.counters, self.task.steps_per_epoch
         loss_sum, weight, losses = counters.totals(self.processes)
+        weight = weight or 1.0  # a batch may hold nothing to count, such as an image without instances
         epochs = counters.step / per_epoch
         record: dict[str, Any] = {
             "event": "epoch",
             "epoch": int(epochs) if epochs.is_integer() else round(epochs, 4),
             "step": counters.step,
             "lr": learning_rate(self.recipe, counters.step - 1, per_epoch),
-            "train_loss": loss_sum / max(weight, 1e-12),
-            "losses": {name: value / max(weight, 1e-12) for name, value in losses.items()},
+            "train_loss": loss_sum / weight,
+            "losses": {name: value / weight for name, value in losses.items()},
             **self._evaluate(self.modules),
         }
         if self.average:
@@ -404,6 +411,8 @@ class Loop:
             if self.processes.any(self._signal is not None)[0]:
                 raise _StopAsked
 
+        for name in self.task.trained:
+            modules[name].eval()
         try:
             return self.task.evaluate(modules, stop_if_asked)
         except _StopAsked:
@@ -412,6 +421,8 @@ class Loop:
             raise
         except PatchloomError as error:
             raise self.stopped(error) from error
+        finally:
+            self.train_mode()  # whatever the task did: a resumed run begins in this mode too
 
     def _checkpoint_is_due(self) -> bool:
         unit, number = self.checkpoint_interval

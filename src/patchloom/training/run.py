@@ -30,7 +30,7 @@ from patchloom.training.loggers import Logger
 _PACKAGES = ("patchloom", "torch", "torchvision", "timm", "numpy", "pillow", "safetensors", "scikit-learn")
 _MOST = 1 << 30  # bytes of a file of a run folder that is read whole
 # settings that change no result; the images at another place are compared with those that the run began with
-_FREE = ("workers", "checkpoint_every", "log", "data", "gradient_checkpointing")
+_FREE = ("workers", "checkpoint_every", "log", "data", "gradient_checkpointing", "sources")
 
 
 class Run:

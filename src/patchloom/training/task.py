@@ -110,9 +110,8 @@ class Task:
         """After update `step` (from 1 on): target networks, memories."""
 
     def evaluate(self, modules: nn.ModuleDict, after_batch: Callable[[], None]) -> dict[str, Any]:
-        """Metrics over all processes, as Python numbers. The modules come as training left them: a task that needs eval
-        mode sets it, and training mode again. Every process calls `after_batch` equally often; what it raises goes
-        through."""
+        """Metrics over all processes, as Python numbers, with the trained modules in evaluation mode. Every process
+        calls `after_batch` equally often; what it raises goes through."""
         raise NotImplementedError
 
     def metadata(self) -> dict[str, Any]:
