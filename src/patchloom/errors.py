@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 EXIT_CODES = {
-    0: "done",
-    1: "stopped by anything else: a loss that is not finite, a full disk, an internal error",
+    0: "success",
+    1: "any other error: a loss that is not finite, a full disk, an internal error",
     2: "wrong use or bad input; the message says what to change",
     3: "stopped by a signal (Ctrl-C, SIGTERM), with everything saved",
 }

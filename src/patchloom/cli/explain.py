@@ -32,9 +32,10 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
         "images",
         metavar="IMAGE",
         nargs="*",
-        help="image files, folders or glob patterns; with --model-only, more models",
+        help="image files, folders or glob patterns; with --model-only, further models",
     )
     group.add_argument("--out", metavar="DIR", required=True, help="folder for the figures")
+    add_device(group)
     group.add_argument("--json", action="store_true", help=JSON_HELP)
     group = parser.add_argument_group("explanation of images")
     group.add_argument(
@@ -61,7 +62,6 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--count", metavar="N", type=int, help="number of images of --data for PCA energy and t-SNE (default: 500)"
     )
-    add_device(parser)
     parser.set_defaults(run=run)
 
 
