@@ -51,8 +51,8 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
         help="number of classes that get a map, for models with one query per class (default: all above 10 %%)",
     )
     group = parser.add_argument_group("analysis of models")
-    group.add_argument("--model-only", action="store_true", help="analyse models instead of images (default: off)")
-    group.add_argument("--data", metavar="DATA", help="images for embeddings, norms and agreement (default: none)")
+    group.add_argument("--model-only", action="store_true", help="analyse models instead of images")
+    group.add_argument("--data", metavar="DATA", help="images for embeddings, norms and agreement")
     group.add_argument("--labels", metavar="COLUMN", help="label column of the CSV file --data (default: the only one)")
     group.add_argument(
         "--split",

@@ -37,7 +37,7 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--with-preprocessing",
         action="store_true",
-        help="include the normalisation: the input is then uint8 pixels (height, width, 3) (default: normalised float32)",
+        help="include the normalisation; the input is uint8 pixels (height, width, 3) (default: normalised float32)",
     )
     group = parser.add_argument_group("verification")
     group.add_argument(
