@@ -124,7 +124,7 @@ def test_foreign_names_among_checkpoints_are_ignored_and_kept(tmp_path: Path) ->
 
 def read_all(folder: Path) -> None:
     run = Run.open(folder)
-    run.about()
+    run.environment()
     run.records()
 
 

@@ -79,7 +79,7 @@ def _held_out(model: str | PathLike[str]) -> list[Image.Image]:
     for folder in (place, *place.parents[:2]):  # the run, its export or checkpoints, a file in them
         with suppress(PatchloomError, OSError, KeyError):
             run = Run.open(folder)
-            where = run.about()["data"]["where"]
+            where = run.environment()["data"]["where"]
             if where == "digits" or Path(where).exists():
                 source = open_source(where, run.settings.get("labels"))
                 items, _ = choose_items(source, None, held_out_by(folder, where))

@@ -15,7 +15,7 @@ from patchloom.data.splits import join_splits, split_names, split_source
 from patchloom.errors import PatchloomError
 from patchloom.inference.intervals import few_images_warning
 from patchloom.inference.models import Model
-from patchloom.models.foreign import is_foreign
+from patchloom.models.foreign import is_onnx, is_timm
 from patchloom.models.network import Network
 from patchloom.training.run import Run
 from patchloom.weights.hub import is_remote
@@ -108,13 +108,13 @@ def _chosen_by_training(source: Source, split: str | None, run: RunSplit | None)
 
 def held_out_by(model: Model, data: str | PathLike[str]) -> RunSplit | None:
     """The splits of a run where the model comes from its folder, and the images that it held out of this data."""
-    if isinstance(model, Network) or is_foreign(model) or is_remote(model):
+    if isinstance(model, Network) or is_timm(model) or is_onnx(model) or is_remote(model):
         return None
     place = Path(model).resolve()
     for folder in (place, *place.parents[:2]):  # the run, its export or checkpoints, a file in them
         try:
             run = Run.open(folder)
-            about, settings = run.about()["data"], run.settings
+            about, settings = run.environment()["data"], run.settings
             same = os.path.realpath(about["where"]) == os.path.realpath(data)
             held_out = frozenset(about["held_out"]) if same and "held_out" in about else None
             return RunSplit(settings.get("train_split"), settings.get("test_split"), held_out)

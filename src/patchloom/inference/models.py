@@ -8,7 +8,7 @@ from typing import Any
 
 from patchloom.devices import Device, choose_device
 from patchloom.errors import PatchloomError
-from patchloom.models.foreign import is_foreign
+from patchloom.models.foreign import is_onnx
 from patchloom.models.network import Network, unwrapped
 from patchloom.models.preprocessing import Preprocessing
 from patchloom.weights.load import load
@@ -22,8 +22,8 @@ def open_model(
     """A network in eval mode, on the device that `choose_device` gives; one that is handed over stays where it is,
     unless a device is named."""
     chosen = choose_device(device)  # before hours of downloading
-    if is_foreign(model):
-        raise PatchloomError(f"{model} is a network of timm or ONNX: only `evaluate` and `--disagreement` take those.")
+    if is_onnx(model):
+        raise PatchloomError(f"{model} is an ONNX file: only `evaluate`, `--disagreement` and `distill` take those.")
     if isinstance(model, str | PathLike):
         network = load(model, img_size=resolution, base=base)
     else:

@@ -61,11 +61,11 @@ def probe(
     if split in ("train", "all"):
         raise PatchloomError(f"A probe is fitted to the training images: --split {split} would test it on them.")
     network = fuse(open_model(model, resolution, base, device))
-    how, kept = test_preprocessing(network, crop_ratio), held_out_by(model, data)
+    preprocessing, kept = test_preprocessing(network, crop_ratio), held_out_by(model, data)
     source, held_out = open_items(data, labels, split, kept, console=console)
     fitted = (kept.trained(source) if split is None and kept is not None else None) or "train"
     _, train = open_items(data, labels, fitted, kept)
-    parts = [(embeddings(network, source, items, how, batch, workers), items) for items in (train, held_out)]
+    parts = [(embeddings(network, source, items, preprocessing, batch, workers), items) for items in (train, held_out)]
     (x, train_items), (z, test_items) = parts
     y, truth = (np.asarray([item.label for item in items]) for items in (train_items, test_items))
     if kind == "knn" and k > len(y):
@@ -86,13 +86,20 @@ def probe(
 
 @torch.inference_mode()
 def embeddings(
-    network: Network, source: Source, items: Sequence[Item], how: Preprocessing, batch: int = 128, workers: int = 0
+    network: Network,
+    source: Source,
+    items: Sequence[Item],
+    preprocessing: Preprocessing,
+    batch: int = 128,
+    workers: int = 0,
 ) -> np.ndarray:
     """The vectors before the head, (N, D) float32, in the order of the items."""
     device = device_of(network)
     rows = [
-        network.embed(to_input(images, how, device)).float().cpu().numpy()
-        for images, _ in eval_batches(source, range(len(items)), items, how, batch, workers, pins_memory(device))
+        network.embed(to_input(images, preprocessing, device)).float().cpu().numpy()
+        for images, _ in eval_batches(
+            source, range(len(items)), items, preprocessing, batch, workers, pins_memory(device)
+        )
     ]
     return np.concatenate(rows)
 

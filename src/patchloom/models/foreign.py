@@ -28,9 +28,14 @@ from patchloom.models.registry import register_architecture, register_pattern
 TIMM = "timm:"
 
 
-def is_foreign(source: object) -> bool:
-    """Whether a name stands for a network of another library: timm:NAME[:FILE] or an .onnx file."""
-    return isinstance(source, str | os.PathLike) and (str(source).startswith(TIMM) or str(source).endswith(".onnx"))
+def is_timm(source: object) -> bool:
+    """Whether a name stands for a network of timm: timm:NAME[:FILE]."""
+    return isinstance(source, str | os.PathLike) and str(source).startswith(TIMM)
+
+
+def is_onnx(source: object) -> bool:
+    """Whether a name stands for a network in an .onnx file."""
+    return isinstance(source, str | os.PathLike) and str(source).endswith(".onnx")
 
 
 def split_source(source: str) -> tuple[str, str]:

@@ -71,7 +71,7 @@ def resume(
     processes, console = join_processes(device), console or Console()
     console.quiet = console.quiet or not processes.is_main_process
     config = read_config(run)
-    environment = run.about()
+    environment = run.environment()
     run.records()  # a damaged log is reported before hours of training
     if more_epochs:
         config = _extended(config, more_epochs, console)
@@ -86,7 +86,7 @@ def continue_task(run: Run, loop: Loop, settings: Mapping[str, Any], extended: b
     """Restore the last checkpoint and train on; `settings` replace those of recipe.yaml once it is known to fit."""
     processes, console = loop.processes, loop.console
     with run.locked() if processes.is_main_process else nullcontext():
-        identity = {"packages": run.about().get("packages")} | _restore(run, loop)
+        identity = {"packages": run.environment().get("packages")} | _restore(run, loop)
         _report_versions(identity["packages"] or {}, console)
         run.settings |= settings
         if processes.gather(_is_finished(run, loop))[0]:  # files may reach the others late

@@ -131,7 +131,7 @@ def read_run(folder: Path) -> RunInfo:
         run = Run.open(folder)
         _check(run.settings, folder / "recipe.yaml")
         info.settings = run.settings
-        info.environment = run.about()
+        info.environment = run.environment()
         info.records = [_checked(row, run) for row in epoch_records(run)]
     except (PatchloomError, ValueError, OSError, RecursionError) as error:
         if not (running and not (folder / "recipe.yaml").exists()):  # not begun yet

@@ -89,7 +89,7 @@ def run_task(
         raise PatchloomError(f"{run.folder} holds another run: give another folder for this one.")
     if edited := run.differences(settings):
         raise PatchloomError(f"{run.folder} holds a run with other settings: {'; '.join(edited)}. Give another folder.")
-    if run.about()["data"] != task.environment()["data"]:
+    if run.environment()["data"] != task.environment()["data"]:
         raise PatchloomError(f"The data has changed since {run.folder} began: exact resuming needs the same.")
     console.say(f"Continuing the run in {run.folder}.")
     return continue_task(run, Loop(task, recipe, run, processes, console, callbacks), settings)

@@ -41,10 +41,10 @@ class Run:
         self.checkpoints = Checkpoints(folder / "checkpoints")
         self.loggers: list[Logger] = []
 
-    def create(self, about: Mapping[str, Any]) -> None:
+    def create(self, details: Mapping[str, Any]) -> None:
         """Begin the folder. recipe.yaml comes last: with it a run can be resumed."""
         try:
-            write_text(self.folder / "environment.json", json.dumps({**environment(), **about}, indent=1) + "\n")
+            write_text(self.folder / "environment.json", json.dumps({**describe_machine(), **details}, indent=1) + "\n")
             self._write_settings()
         except OSError as error:
             raise PatchloomError(f"{self.folder} cannot be written: {error}.") from error
@@ -77,12 +77,12 @@ class Run:
         finally:
             os.close(handle)
 
-    def about(self) -> dict[str, Any]:
+    def environment(self) -> dict[str, Any]:
         """What environment.json holds."""
         path = self.folder / "environment.json"
         try:
-            about = parse_json(read_file(path, _MOST))
-            return {**about, "data": dict(about["data"])}
+            found = parse_json(read_file(path, _MOST))
+            return {**found, "data": dict(found["data"])}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise PatchloomError(f"{path} is damaged or missing: {error}.") from error
 
@@ -93,10 +93,10 @@ class Run:
     def extend(self, epochs: int) -> None:
         """Note in environment.json, before recipe.yaml has it, that the run may have this number of epochs: a
         checkpoint from before the extension does not take it for an edit."""
-        about = self.about()
-        about["extended"] = [*about.get("extended", []), epochs]
+        found = self.environment()
+        found["extended"] = [*found.get("extended", []), epochs]
         try:
-            write_text(self.folder / "environment.json", json.dumps(about, indent=1) + "\n")
+            write_text(self.folder / "environment.json", json.dumps(found, indent=1) + "\n")
         except OSError as error:
             raise StoppedError(f"{self.folder} cannot be written: {error}.") from error
 
@@ -106,7 +106,7 @@ class Run:
         """Refuse settings that were edited since a checkpoint was written; `identity` is empty in older ones. `current`
         gives settings of any version the form that this one writes."""
         known = current(identity.get("settings") or {})
-        if self.settings.get("epochs") in self.about().get("extended", []):
+        if self.settings.get("epochs") in self.environment().get("extended", []):
             known["epochs"] = self.settings["epochs"]
         if edited := _differences(known, current(self.settings)):
             raise PatchloomError(
@@ -206,7 +206,7 @@ def write_text(path: Path, text: str) -> None:
         aside.unlink(missing_ok=True)
 
 
-def environment() -> dict[str, Any]:
+def describe_machine() -> dict[str, Any]:
     """Versions, machine, and the state of the code, for whoever asks later why a figure differs."""
     return {
         "python": platform.python_version(),

@@ -75,9 +75,10 @@ def test_networks_of_timm_and_onnx_files_are_evaluated_as_their_own_code_does(tm
         result = scores(source, "digits", resolution=32)
     images, items = open_items("digits", None, None)
     teacher = open_teacher(source, torch.device("cpu"), {"img_size": 32})
-    pictures = [np.asarray(resize_and_crop(images.read(item), teacher.how)) for item in items[:20]]
+    pictures = [np.asarray(resize_and_crop(images.read(item), teacher.preprocessing)) for item in items[:20]]
     x = torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2) / 255
-    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (teacher.how.mean, teacher.how.std))
+    own = teacher.preprocessing
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (own.mean, own.std))
     with torch.no_grad():
         logits = teacher.network((x - mean) / std)
     labels = torch.tensor([item.label for item in items[:20]])

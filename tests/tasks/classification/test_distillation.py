@@ -90,7 +90,7 @@ def test_a_teacher_sees_the_same_picture_in_its_own_normalisation_and_size(teach
     mean, std = (torch.tensor(values)[:, None, None] for values in (how.mean, how.std))
     direct = F.interpolate((pixels - 0.5) / 0.5, (24, 24), mode="bicubic", antialias=True)
     torch.testing.assert_close(
-        got.look((pixels - mean) / std, how), patchloom.load(teacher)(direct), rtol=1e-4, atol=1e-5
+        got.logits((pixels - mean) / std, how), patchloom.load(teacher)(direct), rtol=1e-4, atol=1e-5
     )
 
 
@@ -189,7 +189,7 @@ def test_the_teacher_may_work_at_the_students_size(teacher: Path, tmp_path: Path
     monkeypatch.setattr(setup, "open_teacher", lambda *given: seen.append(real(*given)) or seen[-1])
     settings = {**TINY, "resolution": 24, "distillation": {"hints": {"img_size": "student"}}}
     distill(teacher, "digits", model="deit_nano", method="hard", out=tmp_path / "run", **settings, **QUIET)
-    assert [one.how.img_size for one in seen] == [(24, 24)]
+    assert [one.preprocessing.img_size for one in seen] == [(24, 24)]
 
 
 def test_an_onnx_teacher_takes_its_own_size_and_number_of_classes_only(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_an_onnx_teacher_takes_its_own_size_and_number_of_classes_only(tmp_path:
     network.class_names = ("a", "b", "c")
     export(network, "onnx", tmp_path / "t.onnx")
     teacher = open_teacher(str(tmp_path / "t.onnx"), CPU, {"img_size": 16, "num_classes": 3})
-    assert (teacher.class_names, teacher.how) == (("a", "b", "c"), network.preprocessing)
+    assert (teacher.class_names, teacher.preprocessing) == (("a", "b", "c"), network.preprocessing)
     for hints in ({"img_size": 32}, {"num_classes": 4}, {"heads": 3}):
         with pytest.raises(PatchloomError, match=r"16 x 16|has 3 classes|means nothing"):
             open_teacher(str(tmp_path / "t.onnx"), CPU, hints)
@@ -224,7 +224,7 @@ def test_an_onnx_file_teaches(tmp_path: Path) -> None:
         torch.onnx.export(model, (torch.zeros(2, 3, 16, 16),), path, dynamic_shapes=({0: "n"},), verbose=False)
     (tmp_path / "t.json").write_text(json.dumps({"class_names": list("dcba")}))
     got, x = open_teacher(str(path), CPU), torch.randn(3, 3, 16, 16)
-    torch.testing.assert_close(got.look(x, Preprocessing((16, 16))), model(x), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(got.logits(x, Preprocessing((16, 16))), model(x), rtol=1e-3, atol=1e-4)
     assert got.class_names == tuple("dcba")
     (tmp_path / "t.json").write_text(json.dumps({"class_names": list("dcb")}))
     with pytest.raises(PatchloomError, match="4 outputs, and names of 3"):
@@ -244,8 +244,8 @@ def test_a_timm_network_teaches(tmp_path: Path, monkeypatch) -> None:
     torch.save(network.state_dict(), tmp_path / "r.pth")
     got = open_teacher(f"timm:resnet10t:{tmp_path / 'r.pth'}", CPU)
     assert (got.num_classes, got.class_names[0]) == (1000, "n01440764")
-    x = torch.randn(1, 3, *got.how.img_size)
-    torch.testing.assert_close(got.look(x, got.how), network(x), rtol=1e-3, atol=1e-4)
+    x = torch.randn(1, 3, *got.preprocessing.img_size)
+    torch.testing.assert_close(got.logits(x, got.preprocessing), network(x), rtol=1e-3, atol=1e-4)
     with pytest.raises(PatchloomError, match="no model 'resnet1'"):
         open_teacher("timm:resnet1", CPU)
     with pytest.raises(PatchloomError, match="does not exist"):
@@ -293,7 +293,7 @@ def test_the_equation_is_what_is_minimised(teacher: Path) -> None:
     own, taught = task.network.train()(x)
     got = task.losses(batch, 0, 0)
     told = open_teacher(str(teacher), CPU)
-    said = told.look(x, task.network.preprocessing).flip(-1).argmax(-1)  # its classes are in the other order
+    said = told.logits(x, task.network.preprocessing).flip(-1).argmax(-1)  # its classes are in the other order
     torch.testing.assert_close(got["labels"], 0.5 * -(targets * own.log_softmax(-1)).sum(-1))
     torch.testing.assert_close(got["teacher"], 0.5 * F.cross_entropy(taught, said, reduction="none"))
 
@@ -359,7 +359,7 @@ def test_hints_that_do_not_fit_a_teacher_of_timm_are_refused(hints: dict, messag
     network = timm.create_model("test_resnet", num_classes=10)
     torch.save(network.state_dict(), tmp_path / "weights.pth")
     source = f"timm:test_resnet:{tmp_path / 'weights.pth'}"
-    assert open_teacher(source, CPU, {"num_classes": 10, "img_size": 48}).how.img_size == (48, 48)
+    assert open_teacher(source, CPU, {"num_classes": 10, "img_size": 48}).preprocessing.img_size == (48, 48)
     with pytest.raises(PatchloomError, match=message):
         open_teacher(source, CPU, hints)
 

@@ -19,7 +19,7 @@ from patchloom.inference.models import open_model
 from patchloom.plots import new_figure, save_figure
 from patchloom.tasks.classification.distillation import token_cosines, token_parameter_cosine
 from patchloom.tasks.classification.evaluate import ready, relabel
-from patchloom.tasks.classification.metrics import head_answer, score
+from patchloom.tasks.classification.metrics import head_forward, score
 
 TRUTH = "ground truth"
 _LABEL = 24  # characters of a name beside the picture; paths are longer
@@ -52,18 +52,18 @@ def disagreement(
     for model in models:
         network, label = ready(model, device=device), str(model)
         placed = relabel(items, source, network, {}, console)
-        answers: dict[str, Any] = {label: None}
+        forwards: dict[str, Any] = {label: None}
         if network.head_distill is not None:
-            answers |= {f"{label} ({head})": head_answer(network, head) for head in ("class", "distill")}
+            forwards |= {f"{label} ({head})": head_forward(network, head) for head in ("class", "distill")}
             plain = open_model(model, device=device)
             cosines[label] = _cosines(plain, source, items)
             parameters[label] = token_parameter_cosine(plain)
         # an output that is a class of the data has the data's name for it, any other the model's own
         ours = {there.label: source.class_names[item.label] for item, there in zip(items, placed, strict=True)}
-        for name, answer in answers.items():
-            said = score(network, source, placed, network.preprocessing, batch=batch, answer=answer)
+        for name, forward in forwards.items():
+            scores = score(network, source, placed, network.preprocessing, batch=batch, forward=forward)
             names.append(name)
-            decisions.append(np.asarray([ours.get(i, said.class_names[i]) for i in said.predicted]))
+            decisions.append(np.asarray([ours.get(i, scores.class_names[i]) for i in scores.predicted]))
     decisions.insert(0, np.asarray([source.class_names[item.label] for item in items]))
     rates = np.zeros((len(names), len(names)))
     for i, j in combinations(range(len(names)), 2):

@@ -17,13 +17,13 @@ from patchloom.devices import Device, choose_device
 from patchloom.errors import PatchloomError
 from patchloom.inference.items import held_out_by, open_items
 from patchloom.inference.models import Model, open_model, test_preprocessing
-from patchloom.models.foreign import is_foreign
+from patchloom.models.foreign import is_onnx, is_timm
 from patchloom.models.fused import fuse
 from patchloom.models.imagenet import CLASSES, imagenet_order
 from patchloom.models.network import Network
 from patchloom.tasks.classification.classes import match_names
-from patchloom.tasks.classification.metrics import Scores, head_answer, score
-from patchloom.tasks.classification.teachers import ForeignNetwork, open_teacher
+from patchloom.tasks.classification.metrics import Scores, head_forward, score
+from patchloom.tasks.classification.teachers import OnnxNetwork, open_teacher
 
 
 def evaluate(model: Model, data: str | PathLike[str], **options: Any) -> dict[str, Any]:
@@ -71,11 +71,11 @@ def scores(
     network = ready(model, resolution, base, int8, device)
     if imagenet_only:
         real_order(network.class_names or tuple(map(str, range(network.config.num_classes))))
-    how = test_preprocessing(network, crop_ratio)
-    answer = None if head is None else head_answer(network, head, fusion)
+    preprocessing = test_preprocessing(network, crop_ratio)
+    forward = None if head is None else head_forward(network, head, fusion)
     source, items = images or open_items(data, labels, split, held_out_by(model, data), strict, workers, console)
     placed = relabel(items, source, network, class_map or {}, console)
-    return score(network, source, placed, how, batch=batch, workers=workers, answer=answer)
+    return score(network, source, placed, preprocessing, batch=batch, workers=workers, forward=forward)
 
 
 def ready(
@@ -84,14 +84,14 @@ def ready(
     base: Model | None = None,
     int8: bool = False,
     device: Device = "auto",
-) -> Network | ForeignNetwork:
+) -> Network | OnnxNetwork:
     """A network as it is evaluated: ours fused, one of timm or in an ONNX file as it is."""
-    if not is_foreign(model):
-        return fuse(open_model(model, resolution, base, device), int8=int8)
-    if base is not None or int8:
+    if (is_timm(model) or is_onnx(model)) and (base is not None or int8):
         raise PatchloomError(f"--base and --int8 are for networks of patchloom, not for {model}.")
+    if not is_onnx(model):
+        return fuse(open_model(model, resolution, base, device), int8=int8)
     hints = {} if resolution is None else {"img_size": resolution}
-    return ForeignNetwork(open_teacher(str(model), choose_device(device), hints))
+    return OnnxNetwork(open_teacher(str(model), choose_device(device), hints))
 
 
 def real_accuracy(result: Scores, labels: Any) -> dict[str, float]:
@@ -102,14 +102,14 @@ def real_accuracy(result: Scores, labels: Any) -> dict[str, float]:
     if not isinstance(labels, list) or not all(isinstance(several, list) for several in labels):
         raise PatchloomError("ReaL labels are a list of lists of labels, one an image of the validation set.")
     right = []
-    for key, said in zip(result.keys, result.predicted, strict=True):
+    for key, predicted in zip(result.keys, result.predicted, strict=True):
         number = re.findall(r"\d+", Path(key).stem)
         if not number or not 1 <= int(number[-1]) <= len(labels):
             raise PatchloomError(
                 f"{key} has no number from 1 to {len(labels)} in its name: ReaL cannot tell which it is."
             )
         if several := labels[int(number[-1]) - 1]:
-            right.append(order[said] in several)
+            right.append(order[predicted] in several)
     return {"real_top1": float(np.mean(right)) if right else float("nan"), "real_count": len(right)}
 
 

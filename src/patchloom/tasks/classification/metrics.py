@@ -92,15 +92,15 @@ def score(
     network: Any,
     source: Source,
     items: Sequence[Item],
-    how: Preprocessing,
+    preprocessing: Preprocessing,
     *,
     batch: int = 128,
     workers: int = 0,
     processes: Processes | None = None,
     after_batch: Callable[[], None] = lambda: None,
-    answer: Callable[[Tensor], Tensor] | None = None,
+    forward: Callable[[Tensor], Tensor] | None = None,
 ) -> Scores:
-    """Send every image through the network once. The labels of `items` are places in the network's outputs; `answer`
+    """Send every image through the network once. The labels of `items` are places in the network's outputs; `forward`
     gives logits in another way than the network itself."""
     processes = processes or Processes(device=device_of(network))
     was_training = network.training
@@ -111,11 +111,11 @@ def score(
     rows = [np.empty((0, 5))]
     try:
         with closing(
-            eval_batches(source, padded, items, how, batch, workers, pins_memory(processes.device))
+            eval_batches(source, padded, items, preprocessing, batch, workers, pins_memory(processes.device))
         ) as batches:
             for images, targets in batches:
-                x = to_input(images, how, processes.device)
-                rows.append(_rows((answer or network)(x).float(), to_device(targets, processes.device)))
+                x = to_input(images, preprocessing, processes.device)
+                rows.append(_rows((forward or network)(x).float(), to_device(targets, processes.device)))
                 after_batch()
     finally:
         network.train(was_training)
@@ -127,7 +127,7 @@ def score(
     return Scores(labels, predicted, table[:, 2], rank, table[:, 4], names, tuple(item.key for item in items))
 
 
-def head_answer(network: Any, head: str, fusion: str = "logits") -> Callable[[Tensor], Tensor]:
+def head_forward(network: Any, head: str, fusion: str = "logits") -> Callable[[Tensor], Tensor]:
     """What one head of a distilled network says, or both (thesis 3.3): the mean of their logits, as the published code
     has it and the network itself in eval mode, or the sum of their softmaxes, as the text says."""
     if getattr(network, "head_distill", None) is None:
@@ -135,13 +135,13 @@ def head_answer(network: Any, head: str, fusion: str = "logits") -> Callable[[Te
     if head not in HEADS or fusion not in FUSIONS:
         raise PatchloomError(f"--head is one of {', '.join(HEADS)}, --fusion one of {', '.join(FUSIONS)}.")
 
-    def answer(x: Tensor) -> Tensor:
+    def forward(x: Tensor) -> Tensor:
         own, taught = network.head_logits(x)
         if head != "both":
             return own if head == "class" else taught
         return (own + taught) / 2 if fusion == "logits" else (own.softmax(-1) + taught.softmax(-1)).div(2).log()
 
-    return answer
+    return forward
 
 
 def _rows(logits: torch.Tensor, labels: torch.Tensor) -> np.ndarray:

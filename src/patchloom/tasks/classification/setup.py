@@ -54,7 +54,10 @@ def make_task(config: ClassificationConfig, recipe: Recipe, images: Images, cont
         )
     check_batch(recipe, len(split.train), processes.count)
     network = _make_network(config, recipe, images, console, begin=not context.from_checkpoint)
-    if network.config.head == "mlp" and min(recipe.batch_size, len(split.train)) < 2 * processes.count:
+    if (
+        getattr(network.config, "head", None) == "mlp"
+        and min(recipe.batch_size, len(split.train)) < 2 * processes.count
+    ):
         raise PatchloomError("The MLP head normalises over a batch: batch_size is at least 2 per process.")
     if context.environment is not None and config.start is not None and config.start.delta:
         load(config.start.weights, **config.start.hints)  # missed now rather than after the last epoch

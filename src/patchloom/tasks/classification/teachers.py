@@ -42,7 +42,7 @@ class Teacher:
 
     label: str
     network: Callable[[Tensor], Tensor]
-    how: Preprocessing
+    preprocessing: Preprocessing
     class_names: tuple[str, ...] | None
     num_classes: int
     digest: str
@@ -56,29 +56,29 @@ class Teacher:
     @property
     def identity(self) -> list[Any]:
         """All that decides what it says of an image."""
-        return [self.digest, self.how.to_json(), self.class_names]
+        return [self.digest, self.preprocessing.to_json(), self.class_names]
 
     @torch.no_grad()
-    def look(self, x: Tensor, how: Preprocessing) -> Tensor:
+    def logits(self, x: Tensor, preprocessing: Preprocessing) -> Tensor:
         """Logits for images that are normalised in another way and of another size."""
         mean, std, mean_own, std_own = (
             torch.tensor(values, device=x.device, dtype=x.dtype)[:, None, None]
-            for values in (how.mean, how.std, self.how.mean, self.how.std)
+            for values in (preprocessing.mean, preprocessing.std, self.preprocessing.mean, self.preprocessing.std)
         )
-        seen = (x * std + mean - mean_own) / std_own
-        if seen.shape[-2:] != self.how.img_size:
-            seen = F.interpolate(seen, self.how.img_size, mode="bicubic", antialias=True)
-        return self.network(seen).float()
+        own = (x * std + mean - mean_own) / std_own
+        if own.shape[-2:] != self.preprocessing.img_size:
+            own = F.interpolate(own, self.preprocessing.img_size, mode="bicubic", antialias=True)
+        return self.network(own).float()
 
 
-class ForeignNetwork(nn.Module):
-    """A network of timm or in an ONNX file, called as our own are: normalised images of its size -> logits."""
+class OnnxNetwork(nn.Module):
+    """A network in an ONNX file, called as our own are: normalised images of its size -> logits."""
 
     head_distill = None
 
     def __init__(self, teacher: Teacher) -> None:
         super().__init__()
-        self.network, self.class_names, self.preprocessing = teacher.network, teacher.class_names, teacher.how
+        self.network, self.class_names, self.preprocessing = teacher.network, teacher.class_names, teacher.preprocessing
         self.config = SimpleNamespace(name=teacher.label, num_classes=teacher.num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -94,22 +94,22 @@ class Teachers:
         self.notes = [message for _, message in matched if message]  # how class names were interpreted
         self.cache = cache
 
-    def __call__(self, x: Tensor, how: Preprocessing, step: int, rank: int) -> Tensor:
+    def __call__(self, x: Tensor, preprocessing: Preprocessing, step: int, rank: int) -> Tensor:
         """(B, classes). The same for the same step, so that a cache may answer."""
         classes = len(self.teachers[0][1])
         if self.cache is not None and (known := self.cache.read(step, rank, (len(x), classes))) is not None:
             return known.to(x.device)
-        said = [teacher.look(x, how)[:, order.to(x.device)] for teacher, order in self.teachers]
-        answer = said[0]
-        if len(said) > 1:
-            answer = torch.stack([one.log_softmax(dim=-1) for one in said]).logsumexp(dim=0) - math.log(len(said))
+        several = [teacher.logits(x, preprocessing)[:, order.to(x.device)] for teacher, order in self.teachers]
+        logits = several[0]
+        if len(several) > 1:  # the mean of probabilities, as logits
+            logits = torch.stack([one.log_softmax(dim=-1) for one in several]).logsumexp(dim=0) - math.log(len(several))
         if self.cache is not None:
-            self.cache.write(step, rank, answer)
-        return answer
+            self.cache.write(step, rank, logits)
+        return logits
 
 
 class TeacherCache:
-    """What teachers said, one file a step and process: with the key, a step decides images, augmentation draws and
+    """The logits of teachers, one file per step and process: with the key, a step decides images, augmentation and
     mixing."""
 
     def __init__(self, folder: Path, key: Any, say: Callable[[str], None] = lambda _: None) -> None:
@@ -133,13 +133,13 @@ class TeacherCache:
         if hashlib.sha256(data).digest() != mark:
             self.say(f"{path} is damaged: the teachers are asked again for step {step}.")
             return None
-        said = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
-        return torch.from_numpy(said) if said.shape == shape else None
+        logits = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+        return torch.from_numpy(logits) if logits.shape == shape else None
 
-    def write(self, step: int, rank: int, said: Tensor) -> None:
+    def write(self, step: int, rank: int, logits: Tensor) -> None:
         """An .npy file with the SHA-256 digest of its bytes after it."""
         path, data = self._path(step, rank), io.BytesIO()
-        np.lib.format.write_array(data, said.float().cpu().numpy())
+        np.lib.format.write_array(data, logits.float().cpu().numpy())
         try:
             aside = temporary.own_name(path)
             aside.write_bytes(data.getvalue() + hashlib.sha256(data.getvalue()).digest())
@@ -183,7 +183,7 @@ def open_teacher(source: str, device: torch.device, hints: Mapping[str, Any] | N
         teacher = Teacher(source, network, network.preprocessing, names, count, checksum(network))
     if classes not in (None, teacher.num_classes):
         raise PatchloomError(f"teacher.num_classes={classes}: the teacher {source} has {teacher.num_classes} classes.")
-    teacher.how = dataclasses.replace(teacher.how, **colours)
+    teacher.preprocessing = dataclasses.replace(teacher.preprocessing, **colours)
     return teacher
 
 
@@ -233,9 +233,9 @@ def _onnx_teacher(path: Path, asked: tuple[int, int] | None) -> Teacher:
         beside, own = path.with_suffix(".json"), session.get_modelmeta().custom_metadata_map
         about = {name: json.loads(own[name]) for name in ("preprocessing", "class_names") if name in own}
         about |= read_json(beside) if beside.exists() else {}
-        how = Preprocessing.from_json({"img_size": size, **about.get("preprocessing", {})})
+        preprocessing = Preprocessing.from_json({"img_size": size, **about.get("preprocessing", {})})
         if asked is not None:
-            how = dataclasses.replace(how, img_size=asked)
+            preprocessing = dataclasses.replace(preprocessing, img_size=asked)
         names = tuple(about["class_names"]) if about.get("class_names") else None
         content = hashlib.sha256(path.read_bytes()).hexdigest()
     except Exception as error:  # whatever a file that is no network makes the library raise
@@ -244,8 +244,8 @@ def _onnx_teacher(path: Path, asked: tuple[int, int] | None) -> Teacher:
     pairs = zip(given.shape[2:], asked or (), strict=False)
     if any(isinstance(side, int) and side != wanted for side, wanted in pairs):
         raise PatchloomError(
-            f"{path} takes images of {given.shape[2]} x {given.shape[3]} pixels only, not {how.img_size[0]} x "
-            f"{how.img_size[1]}."
+            f"{path} takes images of {given.shape[2]} x {given.shape[3]} pixels only, not "
+            f"{preprocessing.img_size[0]} x {preprocessing.img_size[1]}."
         )
 
     def run(x: Tensor) -> Tensor:
@@ -253,10 +253,10 @@ def _onnx_teacher(path: Path, asked: tuple[int, int] | None) -> Teacher:
         return torch.from_numpy(logits).to(x.device)
 
     try:
-        count = run(torch.zeros(2, 3, *how.img_size)).shape[-1]
+        count = run(torch.zeros(2, 3, *preprocessing.img_size)).shape[-1]
     except Exception as error:  # whatever the library raises where the graph is made for another shape
         raise PatchloomError(
-            f"The teacher {path} does not take several images of {how.img_size} pixels: export it with a batch of any "
-            f"size. {str(error).splitlines()[0]}"
+            f"The teacher {path} does not take several images of {preprocessing.img_size} pixels: export it with a "
+            f"batch of any size. {str(error).splitlines()[0]}"
         ) from error
-    return Teacher(str(path), run, how, names, count, content)
+    return Teacher(str(path), run, preprocessing, names, count, content)
