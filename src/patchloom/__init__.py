@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _MODULES = {
-    "Callback": "patchloom.training.loop",
+    "Callback": "patchloom.training.callbacks",
     "Metric": "patchloom.training.task",
     "PatchloomError": "patchloom.errors",
     "Recipe": "patchloom.recipes.recipe",
@@ -84,7 +84,7 @@ if TYPE_CHECKING:
     from patchloom.runs.kinds import evaluate as evaluate
     from patchloom.runs.kinds import predict as predict
     from patchloom.runs.own import fit as fit
-    from patchloom.training.loop import Callback as Callback
+    from patchloom.training.callbacks import Callback as Callback
     from patchloom.training.task import Metric as Metric
     from patchloom.training.task import Task as Task
     from patchloom.weights.load import load as load

@@ -17,7 +17,7 @@ from patchloom.runs.own import resolve_recipe, run_task
 from patchloom.tasks.classification.config import DistillationConfig
 from patchloom.tasks.classification.plans import plan_distillation, plan_finetuning, plan_training
 from patchloom.tasks.own.plan import open_supervised
-from patchloom.training.loop import Callback
+from patchloom.training.callbacks import Callback
 from patchloom.training.processes import join_processes
 from patchloom.training.run import Run
 

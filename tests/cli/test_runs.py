@@ -25,16 +25,17 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> Path:
-    """finished, extended (finished and then begun again), failed, and damaged in three ways; and what is no run."""
+    """finished, extended (finished and then begun again), failed, damaged in three ways, of a newer version; no run."""
     root = tmp_path_factory.mktemp("runs")
     main(["train", "digits", *TINY, "epochs=2", "seed=7", "--out", str(root / "deep" / "finished")])
-    for name in ("extended", "log", "recipe", "no-recipe"):
+    for name in ("extended", "log", "recipe", "no-recipe", "newer"):
         shutil.copytree(root / "deep" / "finished", root / name)
     recipe = (root / "extended" / "recipe.yaml").read_text()
     (root / "extended" / "recipe.yaml").write_text(recipe.replace("\nepochs: 2\n", "\nepochs: 3\n"))
     (root / "log" / "log.jsonl").write_bytes(b'{"event": "epo\xff\n')
     (root / "recipe" / "recipe.yaml").write_bytes(b'model: {"architecture\n\xff\xfe')
     (root / "no-recipe" / "recipe.yaml").unlink()
+    (root / "newer" / "recipe.yaml").write_text(recipe.replace('task: "classify"', 'task: "dream"'))
     (root / "notes").mkdir()
     (root / "link").symlink_to(root)
     with pytest.raises(SystemExit):
@@ -54,7 +55,7 @@ def test_every_folder_has_its_state(runs: Path, capsys) -> None:
     rows = listed(capsys, runs, runs / "deep")
     assert {name: row["status"] for name, row in rows.items()} == {
         "finished": "finished", "extended": "interrupted", "failed": "failed",
-        "log": "damaged", "recipe": "damaged", "no-recipe": "damaged",
+        "log": "damaged", "recipe": "damaged", "no-recipe": "damaged", "newer": "damaged",
     }  # fmt: skip
     assert (rows["log"]["model"], rows["log"]["epochs"]) == ("deit_nano", None)  # what can be read is shown
     assert rows["recipe"]["model"] is None

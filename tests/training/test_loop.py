@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from patchloom.console import Console
 from patchloom.errors import PatchloomError
 from patchloom.recipes.recipe import Recipe
-from patchloom.training.loop import Callback, Loop
+from patchloom.training.callbacks import Callback
+from patchloom.training.loop import Loop
 from patchloom.training.processes import Processes
 from patchloom.training.run import Run
 from patchloom.training.schedule import learning_rate, weight_decay

@@ -15,10 +15,11 @@ from patchloom.errors import PatchloomError, StoppedError
 from patchloom.reading import read_json
 from patchloom.runs.config import config_from_settings, settings_of, with_epochs
 from patchloom.tasks.spec import Context, RunConfig
+from patchloom.training.callbacks import Callback
 from patchloom.training.checkpoints import State, read_checkpoint
 from patchloom.training.failures import noted_failure
 from patchloom.training.loggers import check_log, open_loggers
-from patchloom.training.loop import Callback, Loop
+from patchloom.training.loop import Loop
 from patchloom.training.processes import join_processes, restarted
 from patchloom.training.run import Run, packages
 from patchloom.weights.files import kept_checkpoints
@@ -188,7 +189,7 @@ def _restore(run: Run, loop: Loop) -> dict[str, Any]:
 def _read_fitting(path: Path, run: Run, loop: Loop) -> State:
     """Restore a checkpoint whose settings are those of recipe.yaml."""
     try:
-        state = read_checkpoint(path, loop.empty)
+        state = read_checkpoint(path, loop.tensors.empty)
         run.check_unedited(state.info.get("run", {}), _as_written_today)
         loop.restore(state)
     except (RuntimeError, KeyError) as error:

@@ -63,6 +63,8 @@ class RunInfo:
     @property
     def best(self) -> tuple[int, float] | None:
         """The epoch with the best value of the metric, the first of several, and the value."""
+        if self.metric is None:
+            return None
         sign = 1 if self.metric != "train_loss" and self.task_metric.higher_is_better else -1
         return max(self.curve(self.metric), key=lambda point: sign * point[1], default=None)
 
@@ -146,6 +148,7 @@ def _check(settings: dict[str, Any], path: Path) -> None:
     missing = [name for name in known if name not in settings]
     if missing or not isinstance(model, dict) or not isinstance(settings["epochs"], int):
         raise PatchloomError(f"{path} is damaged: {', '.join(missing) or 'a setting'} is missing or wrong.")
+    find_task(settings["task"])  # one of a newer version is refused
 
 
 def _checked(row: dict[str, Any], run: Run) -> dict[str, Any]:

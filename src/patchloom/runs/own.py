@@ -17,8 +17,9 @@ from patchloom.runs.config import settings_of
 from patchloom.runs.launch import check_free, continue_task, start_task
 from patchloom.tasks.registry import find_task
 from patchloom.tasks.spec import RunConfig
+from patchloom.training.callbacks import Callback
 from patchloom.training.loggers import check_log
-from patchloom.training.loop import Callback, Loop
+from patchloom.training.loop import Loop
 from patchloom.training.processes import Processes, join_processes
 from patchloom.training.run import Run
 from patchloom.training.task import Task

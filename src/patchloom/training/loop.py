@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import asdict, dataclass, field
 from shlex import quote
 from typing import Any, NoReturn
 
@@ -18,24 +17,27 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from patchloom.console import Console, duration
+from patchloom.console import Console
 from patchloom.data.randomness import seed_of
 from patchloom.devices import to_device
 from patchloom.errors import InterruptedWork, PatchloomError, StoppedError
 from patchloom.recipes.recipe import Recipe
 from patchloom.training.averaging import Average
 from patchloom.training.batchnorm import norm_statistics, synchronise
+from patchloom.training.callbacks import Callback
 from patchloom.training.checkpoints import State, parse_interval
+from patchloom.training.counters import Counters
 from patchloom.training.optimizers import make_optimizer
 from patchloom.training.precision import autocast, check_precision
 from patchloom.training.processes import Processes
+from patchloom.training.progress import Progress
 from patchloom.training.run import Run
 from patchloom.training.schedule import learning_rate, total_steps, weight_decay
-from patchloom.training.sharding import fill, like, shard_module
+from patchloom.training.sharding import shard_module
+from patchloom.training.state import RESERVED, TrainingState
 from patchloom.training.task import Result, Task, split
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_EMA, _OPTIMIZER, _STATE = "ema", "optimizer", "state"  # parts of a checkpoint, beside the names of the modules
 
 
 class NotFiniteError(StoppedError):
@@ -44,28 +46,6 @@ class NotFiniteError(StoppedError):
 
 class _StopAsked(Exception):
     """A signal came during an evaluation, or between the parts of an accumulated step."""
-
-
-class Callback:
-    """A user's own code in a run: subclass it and define one of the methods. The main process calls them."""
-
-    def after_step(self, step: int, losses: Mapping[str, float]) -> None:
-        """After update `step`, with the losses of this process's batch, each a mean over the batch."""
-
-    def after_evaluation(self, record: Mapping[str, Any]) -> None:
-        """After an evaluation, with the record that log.jsonl has."""
-
-
-@dataclass
-class Counters:
-    """The part of a run's state that is not a tensor."""
-
-    step: int = 0
-    loss_sum: float = 0.0  # since the last evaluation, over images, tokens or whatever the task counts
-    losses: dict[str, float] = field(default_factory=dict)  # the same by name
-    weight: float = 0.0  # what was counted meanwhile
-    evaluated: int = 0  # the step of the last evaluation
-    best: dict[str, Any] = field(default_factory=dict)
 
 
 class _Losses(nn.Module):
@@ -104,18 +84,18 @@ class Loop:
                 shard_module(module, processes)
         self.engine = self._make_engine()
         self.optimizer = make_optimizer(self._modules(task.trained), recipe)
+        self.tensors = TrainingState(task, self.modules, self.average, self.optimizer)
         self.scaler = torch.amp.GradScaler(processes.device.type, enabled=recipe.precision == "fp16")
         self.counters = Counters()
         self.total = total_steps(recipe, task.steps_per_epoch)
         self.checkpoint_interval = parse_interval("checkpoint_every", recipe.checkpoint_every)
         self.evaluation_interval = self._steps_between_evaluations()
+        self.progress = Progress(task, recipe, self.total, console)
         self._signal: str | None = None
-        self._saved_at = self._begun = time.monotonic()
-        self._start = 0  # the step that this process began at
-        self._processed = 0.0  # images, tokens, ... of all processes since then
+        self._saved_at = time.monotonic()
 
     def _prepare_modules(self) -> None:
-        if taken := {_EMA, _OPTIMIZER, _STATE} & set(self.modules):
+        if taken := set(RESERVED) & set(self.modules):
             raise ValueError(f"modules of a task cannot be called {', '.join(sorted(taken))}")
         for name, module in self.modules.items():
             if name not in self.task.trained:
@@ -155,75 +135,20 @@ class Loop:
     # The state
 
     def state(self) -> State:
-        """Of sharded modules every process has its part, of any other the whole; all call it."""
-        counters = asdict(self.counters)
-        counters["loss_sum"], counters["weight"], counters["losses"] = self._loss_totals()
-        info = {**counters, "scaler": self.scaler.state_dict(), "run": self.run.identity(), **self.task.metadata()}
-        return State(self._tensors(), info)
-
-    def _loss_totals(self) -> tuple[float, float, dict[str, float]]:
-        """The sum of losses, what was counted, and the sums by name, over all processes."""
-        total, counters = self.processes.total, self.counters
-        names = sorted({name for part in self.processes.gather(list(counters.losses)) for name in part})
-        by_name = {name: total(counters.losses.get(name, 0.0)) for name in names}
-        return total(counters.loss_sum), total(counters.weight), by_name
-
-    def _tensors(self) -> dict[str, Tensor]:
-        tensors = dict(self.modules.state_dict())
-        if self.average:
-            tensors |= {f"{_EMA}.{name}": tensor for name, tensor in self.average.model.state_dict().items()}
-        for name, parameter in self.modules.named_parameters():
-            for key, value in self.optimizer.state.get(parameter, {}).items():
-                if isinstance(value, Tensor):
-                    tensors[f"{_OPTIMIZER}.{name}.{key}"] = value
-        return tensors | {f"{_STATE}.{name}": tensor for name, tensor in self.task.state().items()}
-
-    def empty(self, name: str, shape: torch.Size) -> Tensor | None:
-        """What a tensor of `state` is read into, sharded as it is here; None for what this loop does not have."""
-        name = self._current_name(name)
-        part, _, rest = name.partition(".")
-        if part == _OPTIMIZER:
-            owner = dict(self.modules.named_parameters())[rest.rpartition(".")[0]]
-            return torch.zeros_like(owner) if owner.shape == shape else torch.zeros(shape)
-        if part == _EMA:
-            return torch.zeros_like(self.average.model.state_dict()[rest]) if self.average else None
-        if part == _STATE:
-            return torch.zeros_like(self.task.state()[rest])
-        return torch.zeros_like(self.modules.state_dict()[name])
-
-    def _current_name(self, name: str) -> str:
-        """The name of a tensor in a checkpoint. Version 0.1 knew one module, and left its name out of averages and
-        optimizer states."""
-        part, _, rest = name.partition(".")
-        if part not in (_EMA, _OPTIMIZER) or rest.partition(".")[0] in self.modules:
-            return name
-        return f"{part}.{next(iter(self.modules))}.{rest}"
+        """What a checkpoint holds; every process calls it."""
+        info = {
+            **self.counters.to_json(self.processes),
+            "scaler": self.scaler.state_dict(),
+            "run": self.run.identity(),
+            **self.task.metadata(),
+        }
+        return State(self.tensors.tensors(), info)
 
     def restore(self, state: State) -> None:
         """Continue from a checkpoint, whatever the number of processes that wrote it."""
-        tensors = {self._current_name(name): tensor for name, tensor in state.tensors.items()}
-        parts = {part: _under(part, tensors) for part in (_EMA, _OPTIMIZER, _STATE)}
-        own = {name: tensor for name, tensor in tensors.items() if name.partition(".")[0] not in parts}
-        fill(self.modules, own)
-        if self.average:
-            fill(self.average.model, parts[_EMA])
-        for name, parameter in self.modules.named_parameters():
-            if found := _under(name, parts[_OPTIMIZER]):
-                fused = bool(self.optimizer.defaults.get("fused"))  # then its counters are where the parameter is
-                self.optimizer.state[parameter] = {key: like(value, parameter, fused) for key, value in found.items()}
-        self.task.load_state(parts[_STATE])
+        self.tensors.restore(state.tensors)
         self.scaler.load_state_dict(state.info["scaler"])
-        self._restore_counters(state.info)
-
-    def _restore_counters(self, info: Mapping[str, Any]) -> None:
-        """The sums over all processes go to the first one, so that they are counted once."""
-        sums = {
-            "loss_sum": info["loss_sum"],
-            "losses": dict(info.get("losses", {})),
-            "weight": info["weight"] if "weight" in info else info["loss_images"],
-        }
-        kept = {"step": info["step"], "evaluated": info["evaluated"], "best": info["best"]}
-        self.counters = Counters(**kept, **(sums if self.processes.is_main_process else {}))
+        self.counters = Counters.from_json(state.info, self.processes.is_main_process)
 
     # Time
 
@@ -240,13 +165,13 @@ class Loop:
                 signal.signal(which, handler)
 
     def _fit(self) -> None:
-        self._start, self._begun = self.counters.step, time.monotonic()
+        self.progress.begin(self.counters.step)
         self.train_mode()
         if self._evaluation_is_due():  # the run was interrupted during evaluation: evaluate again before training on
             self.save(self._evaluate_and_log())
         for batch in self._batches():
             self._step_or_stop(batch)
-            if self.counters.step == self._start + 1:  # the optimizer has its state now
+            if self.counters.step == self.progress.start + 1:  # the optimizer has its state now
                 self._reserve()
             improved, evaluated = False, self._evaluation_is_due()
             if evaluated:
@@ -257,7 +182,7 @@ class Loop:
                 self.save(improved)
             if stop and self.counters.step < self.total:
                 self._interrupt()
-            self._show()
+            self.progress.show(self.counters)
         self.run.checkpoints.wait()
 
     def train_mode(self) -> None:
@@ -267,7 +192,7 @@ class Loop:
 
     def _batches(self) -> Iterator[Any]:
         """The batches that are left; where one cannot be had, a process on its own saves what it learned."""
-        with closing(self.task.batches(self._start, self.total)) as batches:
+        with closing(self.task.batches(self.progress.start, self.total)) as batches:
             while True:
                 try:
                     batch = next(batches)
@@ -315,7 +240,7 @@ class Loop:
 
     def _reserve(self) -> None:
         if self.processes.is_main_process and not self.sharded:
-            self.run.checkpoints.reserve(self._tensors())
+            self.run.checkpoints.reserve(self.tensors.tensors())
 
     def _on_signal(self, number: int, _: Any) -> None:
         self._signal = signal.Signals(number).name
@@ -340,7 +265,8 @@ class Loop:
             nn.utils.clip_grad_norm_(self._modules(self.task.trained).parameters(), recipe.clip_grad)
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        self._count(losses, loss, weight, everywhere)
+        self.counters.count(losses, loss, weight)
+        self.progress.count(everywhere)
         self.processes.average(buffer for buffer in norm_statistics(self.modules) if buffer.is_floating_point())
         self.task.after_step(self.counters.step)
         if self.average:
@@ -382,15 +308,6 @@ class Loop:
                 sums[name] = sums.get(name, 0.0) + value
         return sums, total
 
-    def _count(self, losses: Mapping[str, float], loss: float, weight: float, everywhere: float) -> None:
-        counters = self.counters
-        counters.step += 1
-        counters.loss_sum += loss
-        counters.weight += weight
-        for name, value in losses.items():
-            counters.losses[name] = counters.losses.get(name, 0.0) + value
-        self._processed += everywhere
-
     def _gradients_stay(self, stay: bool) -> AbstractContextManager[None]:
         """Whether the processes keep their gradients to themselves for now: more of them are to be added up."""
         if stay and isinstance(self.engine, DistributedDataParallel):
@@ -407,7 +324,7 @@ class Loop:
     def _evaluate_and_log(self) -> bool:
         """Evaluate, log, and tell whether the metric is the best so far."""
         counters, per_epoch = self.counters, self.task.steps_per_epoch
-        loss_sum, weight, losses = self._loss_totals()
+        loss_sum, weight, losses = counters.totals(self.processes)
         epochs = counters.step / per_epoch
         record: dict[str, Any] = {
             "event": "epoch",
@@ -426,13 +343,13 @@ class Loop:
                 f"The evaluation at step {counters.step} is NaN or infinite ({', '.join(bad)}): the weights are "
                 f"damaged. Start a new run with a smaller lr, more warmup_epochs, clip_grad=1, or precision=float32."
             )
-        counters.loss_sum, counters.losses, counters.weight, counters.evaluated = 0.0, {}, 0.0, counters.step
+        counters.begin_interval()
         improved = self._note_best(record)
-        record[f"{self.task.unit}_per_second"] = round(self._speed(), 2)
+        record[f"{self.task.unit}_per_second"] = round(self.progress.speed(), 2)
         record["time"] = round(time.time(), 3)
         if self.processes.is_main_process:
             self.run.log(record)
-            self.console.say(self._line(record))
+            self.console.say(self.progress.line(record))
             for callback in self.callbacks:
                 callback.after_evaluation(record)
         return improved
@@ -475,34 +392,6 @@ class Loop:
         except PatchloomError as error:
             raise self.stopped(error) from error
 
-    def _speed(self) -> float:
-        """Images (or tokens) per second since this process began."""
-        return self._processed / max(time.monotonic() - self._begun, 1e-9)
-
-    def _left(self) -> str:
-        steps = self.counters.step - self._start
-        if not steps:
-            return "beginning"
-        return f"{duration((self.total - self.counters.step) * (time.monotonic() - self._begun) / steps)} left"
-
-    def _line(self, record: Mapping[str, Any]) -> str:
-        metric = self.task.metric
-        shown = [f"{name} {record[name]:.4f}" for name in ("train_loss", "loss") if name in record]
-        if metric is not None:
-            names = (metric.name, f"ema_{metric.name}")
-            shown += [f"{name} {metric.text(record[name])}" for name in names if name in record and name != "loss"]
-        done = f"epoch {record['epoch']:>3}/{self.recipe.epochs}"
-        if self.recipe.steps is not None:
-            done = f"step {record['step']}/{self.total}"
-        return (
-            f"{done}  {'  '.join(shown)}  lr {record['lr']:.2e}  {self._speed():.0f} {self.task.unit}/s  {self._left()}"
-        )
-
-    def _show(self) -> None:
-        mean = self.counters.loss_sum / max(1.0, self.counters.weight)
-        step = f"step {self.counters.step}/{self.total}"
-        self.console.progress(f"{step}  loss {mean:.4f}  {self._speed():.0f} {self.task.unit}/s  {self._left()}")
-
     def _checkpoint_is_due(self) -> bool:
         unit, number = self.checkpoint_interval
         if unit == "seconds":
@@ -516,11 +405,6 @@ class Loop:
         self._saved_at = time.monotonic()
         if self.sharded or self.processes.is_main_process:
             self.run.checkpoints.save(state, best)
-
-
-def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors whose names begin with `prefix.`, without it."""
-    return {name[len(prefix) + 1 :]: tensor for name, tensor in tensors.items() if name.startswith(f"{prefix}.")}
 
 
 def check_batch(recipe: Recipe, images: int, processes: int) -> None:

@@ -22,7 +22,7 @@ def test_the_export_is_what_it_says(ema: float, kind: str, tmp_path: Path, capsy
     )  # fmt: skip
     checkpoint = load_file(max((run.folder / "checkpoints").glob("step-*.safetensors")))
     exported = load_file(run.folder / "export" / "model.safetensors")
-    part = {"raw": "model", "averaged": "ema"}[kind]
+    part = {"raw": "model", "averaged": "ema.model"}[kind]
     assert all(torch.equal(tensor, checkpoint[f"{part}.{name}"]) for name, tensor in exported.items())
     assert any(name.startswith("ema.") for name in checkpoint) is (kind == "averaged")
     assert json.loads((run.folder / "export" / "model.json").read_text())["weights"] == kind

@@ -261,7 +261,7 @@ def test_a_delta_knows_what_its_bare_base_does_not_say(tmp_path: Path) -> None:
         ({"model_options": {"head": "mlp"}, "batch_size": 1}, "at least 2"),
         ({"tune": "everything"}, "all, attention, ffn, head"),
         ({"resolution": 26}, "26"),
-        ({"recipe": "nothing"}, "no recipe"),
+        ({"recipe": "nothing"}, "Unknown recipe 'nothing'"),
         ({"mean": (0.5,)}, "a mean and a positive std"),
         ({"model_options": {"depht": 3}}, "depth"),
     ],
