@@ -53,7 +53,9 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("analysis of models")
     group.add_argument("--model-only", action="store_true", help="analyse models instead of images")
     group.add_argument("--data", metavar="DATA", help="images for embeddings, norms and agreement")
-    group.add_argument("--labels", metavar="COLUMN", help="label column of the CSV file --data (default: the only one)")
+    group.add_argument(
+        "--labels", metavar="COLUMN", help="label column, if --data is a CSV file (default: the only one)"
+    )
     group.add_argument(
         "--split",
         choices=["train", "val", "test", "all"],

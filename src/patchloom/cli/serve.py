@@ -62,7 +62,7 @@ def _add_limits(group: Any) -> None:
     ):
         group.add_argument(flag, metavar="N", type=int, help=text)
     group.add_argument(
-        "--min-upload-rate", metavar="RATE", type=float, help="bytes per second of an upload, at least (default: 4000)"
+        "--min-upload-rate", metavar="RATE", type=float, help="minimum bytes per second of an upload (default: 4000)"
     )
 
 
