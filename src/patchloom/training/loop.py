@@ -219,8 +219,8 @@ class Loop:
                     batch = next(batches)
                 except StopIteration:
                     raise PatchloomError(
-                        f"The task's batches({self.progress.start}, {self.total}) ended at step {self.counters.step}: it must "
-                        f"give one batch for every step."
+                        f"The task's batches({self.progress.start}, {self.total}) ended at step {self.counters.step}: "
+                        f"it must give one batch for every step."
                     ) from None
                 except PatchloomError as error:
                     alone = self.processes.count == 1
