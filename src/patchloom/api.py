@@ -32,8 +32,8 @@ def train(
     model: str | nn.Module,
     recipe: str | Recipe,
     out: Place,
-    loss: Callable[[Any, Any], Tensor] | None = None,
-    augmentation: Callable[[Any], Any] | None = None,
+    loss: Callable[[Any, Any], Tensor] | str | None = None,
+    augmentation: Callable[[Any], Any] | str | None = None,
     validation: Any = None,
     callbacks: Sequence[Callback] = (),
     labels: str | None = None,
@@ -56,8 +56,8 @@ def train(
         model: A name of `list_models()`, or a torch.nn.Module of your own.
         recipe: The name of a recipe, such as "cait@small", or a Recipe.
         out: The run folder; one that holds a run is refused, or with parts of your own continued.
-        loss: (outputs, targets) -> one value for the batch, its mean, or one value per sample.
-        augmentation: A function from a PIL image to an image or tensor, in place of the recipe's augmentation.
+        loss: (outputs, targets) -> one value for the batch, its mean, or one value per sample; or a recipe's "bce".
+        augmentation: A function from a PIL image to an image or tensor, in place of the recipe's; or a recipe's "none".
         validation: A second data set of your own to hold out; by default a fifth of the first.
         callbacks: `patchloom.Callback` objects, called after steps and evaluations.
         labels: The label column of a CSV file.
@@ -76,6 +76,10 @@ def train(
     """
     splits = Splits(train_split, test_split, hold_out)
     options = model_options or {}
+    for name, part in (("loss", loss), ("augmentation", augmentation)):
+        if isinstance(part, str):  # a field of the recipe, such as loss="bce"
+            changes[name] = part
+    loss, augmentation = (None if isinstance(part, str) else part for part in (loss, augmentation))
     given = (loss, augmentation, validation)
     if isinstance(model, str) and isinstance(data, str | PathLike) and all(part is None for part in given):
         config = plan_training(data, model, recipe, changes, options, labels, scales_from=scales_from, splits=splits)

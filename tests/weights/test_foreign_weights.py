@@ -92,7 +92,7 @@ def test_missing_tensors_are_refused_or_reported(tmp_path: Path) -> None:
     patchloom.save(make(), tmp_path / "a.safetensors")
     found = read(tmp_path / "a.safetensors")
     del found.tensors["network.fc.bias"]
-    write(tmp_path / "b.safetensors", found.tensors, found.about)
+    write(tmp_path / "b.safetensors", found.tensors, found.metadata)
     with pytest.raises(PatchloomError, match=r"fc\.bias"):
         patchloom.load(tmp_path / "b.safetensors")
     assert patchloom.load(tmp_path / "b.safetensors", strict=False).load_report.missing == ["network.fc.bias"]
