@@ -76,17 +76,17 @@ def train(
     """
     splits = Splits(train_split, test_split, hold_out)
     options = model_options or {}
-    for name, part in (("loss", loss), ("augmentation", augmentation)):
-        if isinstance(part, str):  # a field of the recipe, such as loss="bce"
-            changes[name] = part
-    loss, augmentation = (None if isinstance(part, str) else part for part in (loss, augmentation))
-    given = (loss, augmentation, validation)
+    named = {"loss": loss, "augmentation": augmentation}  # as words they are fields of the recipe, such as loss="bce"
+    changes |= {name: part for name, part in named.items() if isinstance(part, str)}
+    own_loss = None if isinstance(loss, str) else loss
+    own_augmentation = None if isinstance(augmentation, str) else augmentation
+    given = (own_loss, own_augmentation, validation)
     if isinstance(model, str) and isinstance(data, str | PathLike) and all(part is None for part in given):
         config = plan_training(data, model, recipe, changes, options, labels, scales_from=scales_from, splits=splits)
         return launch(config, out, strict=strict, log=log, console=console, device=device, callbacks=callbacks)
     if scales_from is not None or strict:
         raise PatchloomError("scales_from and strict have no effect with parts of your own: leave them out.")
-    run = OwnRun(data, model, validation, loss, augmentation, splits, labels, options)
+    run = OwnRun(data, model, validation, own_loss, own_augmentation, splits, labels, options)
     processes, console = join_processes(device), console or Console()
     console.quiet = console.quiet or not processes.is_main_process
     context = Context(processes, console, environment=earlier_environment(out), from_checkpoint=has_checkpoint(out))
