@@ -24,6 +24,7 @@ class Config:
     """What every network has. A family adds its own choices, one field each, the same word everywhere."""
 
     architecture: ClassVar[str]
+    kind: ClassVar[str] = "image"  # what the network takes
 
     name: str = "custom"
     family: str = "custom"

@@ -20,7 +20,7 @@ def parameter_roles(model: nn.Module) -> dict[str, str]:
     A layer declares its role; the outermost declaration on the way from the network to the parameter counts, so the
     norms inside a stem are "stem".
     """
-    network = unwrapped(model)
+    network = model if hasattr(model, "ROLES") else unwrapped(model)
     roles = {id(parameter): _role(network, name) for name, parameter in network.named_parameters()}
     return {name: roles[id(parameter)] for name, parameter in model.named_parameters()}
 
