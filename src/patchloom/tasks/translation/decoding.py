@@ -130,7 +130,7 @@ def beam_search(model: TranslationNetwork, source: Tensor, options: DecodingOpti
         beams.advance()
     if not all(beams.finished):
         raise PatchloomError(f"The output of this {model.config.name} is NaN: it cannot translate.")
-    return [sorted(found, key=lambda hypothesis: -hypothesis.score) for found in beams.finished]
+    return [sorted(found, key=lambda hypothesis: -hypothesis.score)[: options.beam] for found in beams.finished]
 
 
 class _Beams:
