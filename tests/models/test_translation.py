@@ -17,7 +17,7 @@ from patchloom.models.translation import TranslationConfig, sinusoids
 NANOS = ["resmlp_mt_nano", "transformer_mt_nano"]
 VARIANTS = [
     ("resmlp_mt_nano", {}),
-    ("resmlp_mt_nano", {"positions": "sinusoidal", "norm": "affine"}),
+    ("resmlp_mt_nano", {"positions": "none", "norm": "affine"}),
     ("transformer_mt_nano", {}),
     ("transformer_mt_nano", {"norm_place": "post"}),
 ]

@@ -6,9 +6,10 @@ encoder   x + gamma_1 * A norm(x)          x + gamma_2 * FFN(norm(x))
 decoder   x + gamma_1 * tril(A) norm(x)    x + gamma_2 * cross-attention(norm(x), memory)    x + gamma_3 * FFN(norm(x))
 
 A has max_length rows and is cut to the longest sequence of a batch; padding contributes zero. Embedding and output
-share one matrix. The Transformer has the same interface, with self-attention, sinusoidal positions and, in the base
-model, the norm after the sum (Vaswani et al. 2017). What the thesis leaves open and is chosen here: LayerNorm, biases,
-8 heads of cross-attention.
+share one matrix. The Transformer has the same interface, with self-attention and, in the base model, the norm after
+the sum (Vaswani et al. 2017). What the thesis leaves open and is chosen here: LayerNorm, biases, 8 heads of
+cross-attention, and the sinusoidal positions of the Transformer, of which the thesis replaces self-attention only; a
+network without them learns too, in more steps.
 
 Shapes: source (B, S) and target (B, T) hold token ids, 0 is padding; logits (B, T, V); memory (B, S, D).
 """
@@ -57,7 +58,7 @@ class TranslationConfig:
     norm: Literal["layer", "affine"] = "layer"
     norm_place: Literal["pre", "post"] = "pre"  # before each branch, or after each sum
     activation: Literal["gelu", "relu", "silu", "hardswish"] = "gelu"
-    positions: Literal["none", "sinusoidal"] = "none"
+    positions: Literal["none", "sinusoidal"] = "sinusoidal"  # added to the embeddings
     scale_value: float | None = 0.2  # the first value of LayerScale's factors; None: no LayerScale
     dropout: float = 0.0  # of embeddings and of the output of every branch
 
@@ -320,10 +321,9 @@ _BASE = TranslationConfig(
     mixing="attention",
     norm_place="post",
     activation="relu",
-    positions="sinusoidal",
     scale_value=None,
 )
-_NANO: dict[str, Any] = {"max_length": 64, "vocab_size": 4000, "dim": 128, "depth": 2, "hidden": 512, "heads": 4}
+_NANO: dict[str, Any] = {"max_length": 64, "vocab_size": 4000, "dim": 64, "depth": 2, "hidden": 256, "heads": 4}
 _MODELS = [
     (TranslationConfig(name="resmlp_mt_6", family="resmlp_mt"), _THESIS),
     (TranslationConfig(name="resmlp_mt_12", family="resmlp_mt", depth=12), _THESIS),

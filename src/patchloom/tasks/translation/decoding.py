@@ -209,7 +209,8 @@ def _start(model: TranslationNetwork, source: Tensor, options: DecodingOptions) 
 def _next_scores(logits: Tensor, at_limit: Tensor, options: DecodingOptions) -> Tensor:
     """Log-probabilities (B, K, V) of the next tokens; -inf for those that may not come. At its limit only `eos` may."""
     scores = logits.float().log_softmax(dim=-1)
-    scores[..., [PADDING, options.bos, *options.forbidden]] = -torch.inf
+    for token in (PADDING, options.bos, *options.forbidden):
+        scores[..., token] = -torch.inf
     if bool(at_limit.any()):
         end = scores[..., options.eos].clone()
         scores[at_limit] = -torch.inf
