@@ -16,8 +16,9 @@ Shapes: source (B, S) and target (B, T) hold token ids, 0 is padding; logits (B,
 
 from __future__ import annotations
 
+import base64
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -152,6 +153,11 @@ class TranslationNetwork(nn.Module):
     ROLES = {"embedding": "stem"}
 
     positions: Tensor | None
+    load_report: Any = None  # set by patchloom.load
+    vocabulary: bytes | None = None  # of sentencepiece; travels with the weights, as do the others
+    pair: tuple[str, str] | None = None  # source and target language
+    beam: int = 4
+    length_penalty: float = 0.6
 
     def __init__(self, config: TranslationConfig) -> None:
         super().__init__()
@@ -164,6 +170,32 @@ class TranslationNetwork(nn.Module):
         table = sinusoids(config.max_length, config.dim) if config.positions == "sinusoidal" else None
         self.register_buffer("positions", table, persistent=False)
         self.init_weights()
+
+    def describe_text(self, vocabulary: bytes, pair: tuple[str, str], beam: int, length_penalty: float) -> None:
+        """Set what travels with the weights: the vocabulary, the languages, and how translations are searched for."""
+        self.vocabulary, self.pair, self.beam, self.length_penalty = vocabulary, pair, beam, length_penalty
+
+    def metadata(self) -> dict[str, Any]:
+        """What describes the network beside its tensors, as JSON."""
+        return {
+            "config": self.config.to_json(),
+            "pair": self.pair and list(self.pair),
+            "vocabulary": self.vocabulary and base64.b64encode(self.vocabulary).decode(),
+            "beam": self.beam,
+            "length_penalty": self.length_penalty,
+        }
+
+    def set_metadata(self, metadata: Mapping[str, Any]) -> None:
+        """The inverse of `metadata`, for a network that has the config already. Raises PatchloomError for values that
+        `metadata` does not give."""
+        try:
+            if metadata.get("vocabulary") and metadata.get("pair"):
+                source, target = metadata["pair"]
+                vocabulary = base64.b64decode(metadata["vocabulary"], validate=True)
+                beam, penalty = int(metadata["beam"]), float(metadata["length_penalty"])
+                self.describe_text(vocabulary, (str(source), str(target)), beam, penalty)
+        except (ValueError, TypeError, KeyError) as error:
+            raise PatchloomError(f"The metadata of this {self.config.name} is damaged: {error!r}.") from error
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         """Logits (B, T, V) of the token after each token of the target, from token ids (B, S) and (B, T).

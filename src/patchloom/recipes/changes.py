@@ -84,13 +84,15 @@ def _consequences(recipe: Recipe, changed: Recipe, model: Config | None) -> dict
     if recipe.lr_scaling == "linear" and changed.batch_size != recipe.batch_size:
         lr = recipe.lr * changed.batch_size / recipe.batch_size
         found["lr"] = lr, f"{recipe.lr:.3g} at batch {recipe.batch_size}, scaled with the batch"
+    if changed.epochs != recipe.epochs and changed.steps is not None and changed.steps == recipe.steps:
+        found["steps"] = None, f"the run has epochs={changed.epochs} instead"
     if changed.warmup_epochs >= changed.epochs:
         share = changed.epochs * recipe.warmup_epochs / max(recipe.epochs, 1)
         found["warmup_epochs"] = share, f"its share of the recipe's {recipe.epochs} epochs"
     if changed.epochs != recipe.epochs and recipe.decay_epochs:
         marks = tuple(round(mark * changed.epochs / recipe.epochs) for mark in recipe.decay_epochs)
         found["decay_epochs"] = marks, f"the same shares of the run as {recipe.decay_epochs} of {recipe.epochs}"
-    if changed.crop == "pad" and recipe.crop != "pad":
+    if getattr(changed, "crop", None) == "pad" and recipe.crop != "pad":
         found["test_crop_ratio"] = 1.0, "published code: images that are padded and cropped are tested without resizing"
     if any(getattr(changed, name, None) != getattr(recipe, name, None) for name in _RULED):
         found |= on_change(changed, model)

@@ -46,6 +46,7 @@ from patchloom.recipes.transfer import (
     transfer_inat18,
     transfer_inat19,
 )
+from patchloom.recipes.translation import RESMLP_MT, RESMLP_MT_SMALL, TRANSFORMER_MT, TRANSFORMER_MT_SMALL
 
 _RECIPES: dict[str, Callable[[PatchConfig | None], Recipe]] = {
     "deit": lambda _: DEIT,
@@ -81,7 +82,11 @@ _RECIPES: dict[str, Callable[[PatchConfig | None], Recipe]] = {
     "transfer_inat19": transfer_inat19,
     "grafit_transfer": lambda _: GRAFIT_TRANSFER,
     "grafit_transfer_cutmix": lambda _: GRAFIT_TRANSFER_CUTMIX,
+    "resmlp_mt": lambda _: RESMLP_MT,
+    "transformer_mt": lambda _: TRANSFORMER_MT,
 }
+# small forms that have rules of their own, not those of images
+_SMALL = {recipe.name: recipe for recipe in (RESMLP_MT_SMALL, TRANSFORMER_MT_SMALL)}
 # rules of papers for other numbers of epochs, batch sizes or resolutions; @small forms have none
 _ON_CHANGE: dict[str, Callable[[Recipe, PatchConfig | None], dict[str, Cited]]] = {
     "deit3_1k": longer_1k,
@@ -114,6 +119,8 @@ def find_recipe(name: str, model: Config | None = None) -> Recipe:
         raise PatchloomError(
             f"Unknown recipe {name!r}.{did_you_mean(name, known)} `patchloom recipes` lists all recipes."
         )
+    if name in _SMALL:
+        return _SMALL[name]
     recipe = _RECIPES[paper](_by_size(model))
     return recipe if name == paper else small(recipe)
 

@@ -21,15 +21,16 @@ def translation_metrics(translations: Sequence[str], references: Sequence[str], 
         raise PatchloomError(f"There are {len(translations)} translations for {len(references)} references.")
     if not references:
         raise PatchloomError("BLEU needs at least one translation and its reference.")
-    try:
-        from sacrebleu.metrics import BLEU, CHRF
-    except ImportError as error:
-        raise PatchloomError(f"BLEU needs sacrebleu: {install_hint('translation')}") from error
+    metric_classes = _sacrebleu()
     tokenize = moses_tokenizer(language)
     texts = {
-        "bleu": (BLEU(), list(translations), list(references)),
-        "chrf": (CHRF(), list(translations), list(references)),
-        "bleu_tokenized": (BLEU(tokenize="none", force=True), tokenize(translations), tokenize(references)),
+        "bleu": (metric_classes.BLEU(), list(translations), list(references)),
+        "chrf": (metric_classes.CHRF(), list(translations), list(references)),
+        "bleu_tokenized": (
+            metric_classes.BLEU(tokenize="none", force=True),
+            tokenize(translations),
+            tokenize(references),
+        ),
     }
     metrics: dict[str, Any] = {}
     signatures = {}
@@ -37,6 +38,19 @@ def translation_metrics(translations: Sequence[str], references: Sequence[str], 
         metrics[name] = metric.corpus_score(ours, [theirs]).score
         signatures[name] = str(metric.get_signature())
     return {**metrics, "signatures": signatures}
+
+
+def bleu(translations: Sequence[str], references: Sequence[str]) -> float:
+    """BLEU of detokenised text as sacrebleu computes it by default, from 0 to 100."""
+    return _sacrebleu().BLEU().corpus_score(list(translations), [list(references)]).score
+
+
+def _sacrebleu() -> Any:
+    try:
+        from sacrebleu import metrics
+    except ImportError as error:
+        raise PatchloomError(f"BLEU needs sacrebleu: {install_hint('translation')}") from error
+    return metrics
 
 
 def moses_tokenizer(language: str) -> Any:

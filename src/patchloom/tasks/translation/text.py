@@ -92,6 +92,12 @@ def stems(folder: Path, pair: Pair) -> list[str]:
     return sorted(both[0] & both[1])
 
 
+def held_out_stem(folder: str | os.PathLike[str], pair: Pair) -> str:
+    """The stem of the text that a run holds out: val, or test where there is no val."""
+    found = stems(Path(folder), pair) if Path(folder).is_dir() else []
+    return "test" if "val" not in found and "test" in found else "val"
+
+
 def empty_lines(text: ParallelText) -> list[int]:
     """The places, from 0 on, where one of the two sentences is empty."""
     return [i for i, sentences in enumerate(zip(text.source, text.target, strict=True)) if not all(sentences)]

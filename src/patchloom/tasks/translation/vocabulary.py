@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import os
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
-
-import numpy as np
-import torch
-from torch import Tensor
 
 from patchloom.errors import PatchloomError
 from patchloom.install import install_hint
@@ -79,13 +76,13 @@ class Vocabulary:
             raise PatchloomError(f"Cannot read {path}: {error.strerror or error}.") from error
 
     @classmethod
-    def from_tensor(cls, tensor: Tensor) -> Vocabulary:
-        """The inverse of `to_tensor`."""
-        return cls(tensor.to(torch.uint8).cpu().numpy().tobytes())
+    def from_text(cls, text: str) -> Vocabulary:
+        """The inverse of `to_text`."""
+        return cls(base64.b64decode(text))
 
-    def to_tensor(self) -> Tensor:
-        """The bytes of the model (bytes,) uint8, to be stored among weights."""
-        return torch.from_numpy(np.frombuffer(self.model, dtype=np.uint8).copy())
+    def to_text(self) -> str:
+        """The bytes of the model in base64, to be stored in JSON."""
+        return base64.b64encode(self.model).decode()
 
     def __len__(self) -> int:
         return len(self._processor) + self._offset
