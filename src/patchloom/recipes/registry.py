@@ -19,6 +19,7 @@ from patchloom.recipes.deit3 import (
     longer_1k,
     longer_21k,
 )
+from patchloom.recipes.options import Options
 from patchloom.recipes.patchconvnet import (
     patchconvnet,
     patchconvnet_21k,
@@ -101,9 +102,10 @@ _FINETUNING = {
 FEW_IMAGES = 20_000
 
 
-def list_recipes() -> list[str]:
-    """The names of the recipes of the papers, then of their small forms."""
-    return [*_RECIPES, *(name + SUFFIX for name in _RECIPES)]
+def list_recipes(options: type[Options] = Options) -> list[str]:
+    """The names of the recipes of the papers, then of their small forms; only those with task options of this kind."""
+    papers = [name for name, make in _RECIPES.items() if isinstance(make(None).options, options)]
+    return [*papers, *(name + SUFFIX for name in papers)]
 
 
 def find_recipe(name: str, model: Config | None = None) -> Recipe:
