@@ -285,18 +285,18 @@ def package() -> Canvas:
     rows: list[Row] = [
         [("cli", "one file per command: parse, call, print", "plain")],
         [("serve", "HTTP service, web page", "plain"), ("exporting", "ONNX, OpenVINO, torch", "plain")],
-        [("explaining", "maps, faithfulness", "plain"), ("benching", "speed, memory", "plain")],
-        [("runs", "run config, launch, resume, sequences, plan, list of runs", "head")],
-        [("tasks", "one folder per task: losses, metrics, report, teachers", "head")],
+        [("explaining", "maps", "plain"), ("benching", "speed", "plain"), ("api.py", "training", "plain")],
+        [("runs", "config, launch, resume, sequences, plan, list of runs", "head")],
+        [("tasks", "registry; one folder per kind of learning", "head")],
         [("inference", "prediction, embeddings, probes", "head")],
-        [("training", "the loop: optimizer, checkpoints, processes, run folder", "pool")],
+        [("training", "task contract, the loop, checkpoints, run folder", "pool")],
         [("recipes", "the papers' training procedures as typed values", "norm")],
         [("data", "sources, decoding, transforms, mixing, the loader", "mixing")],
         [("weights", "load, save, layouts, resizing, deltas, the hub", "scale")],
-        [("models", "families, registry, configs, complexity, roles, fused copies", "ffn")],
+        [("models", "families, configs, roles, fused copies, models of timm", "ffn")],
         [("layers", "residual, attention, mixing, stems, FFN, norms, scales", "stem")],
         [("kernels", "C++ operators for the CPU", "stem")],
-        [("shared", "errors, console, temporary files, plots, pages", "norm")],
+        [("shared", "devices, errors, console, temporary files, plots, pages", "norm")],
     ]
     height, left, width = 46, 24, 560
     canvas = Canvas(

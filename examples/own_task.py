@@ -32,6 +32,10 @@ class Remember(patchloom.Task):
         self.memory = F.normalize(torch.randn(len(images), 32), dim=1)
         self.latest = None  # the images of the last step, and their embeddings
 
+    def to(self, device):
+        super().to(device)
+        self.images, self.memory = self.images.to(device), self.memory.to(device)
+
     def state(self):
         return {"memory": self.memory}
 
@@ -43,7 +47,7 @@ class Remember(patchloom.Task):
 
     def view(self, chosen, step, number):
         noise = torch.randn(len(chosen), 64, generator=torch_generator(self.seed, step, number, "view"))
-        return self.images[chosen] + 0.2 * noise
+        return self.images[chosen] + 0.2 * noise.to(self.images.device)
 
     def losses(self, batch, step, part):
         one, two = (self.view(batch, step, number) for number in (0, 1))

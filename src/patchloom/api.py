@@ -11,12 +11,14 @@ from torch import Tensor, nn
 from patchloom.console import Console
 from patchloom.data.splits import Splits
 from patchloom.devices import Device
+from patchloom.errors import PatchloomError
 from patchloom.recipes.recipe import Recipe
 from patchloom.runs.launch import launch
-from patchloom.runs.own import resolve_recipe, run_task
+from patchloom.runs.own import earlier_environment, has_checkpoint, run_task
 from patchloom.tasks.classification.config import DistillationConfig
 from patchloom.tasks.classification.plans import plan_distillation, plan_finetuning, plan_training
-from patchloom.tasks.own.plan import open_supervised
+from patchloom.tasks.own.plan import OwnRun, open_own, own_config
+from patchloom.tasks.spec import Context
 from patchloom.tasks.translation.plans import plan_translation
 from patchloom.training.callbacks import Callback
 from patchloom.training.processes import join_processes
@@ -54,7 +56,7 @@ def train(
             set of your own, anything with `__len__` and `__getitem__` that gives (input, target).
         model: A name of `list_models()`, or a torch.nn.Module of your own.
         recipe: The name of a recipe, such as "cait@small", or a Recipe.
-        out: The run folder; one that holds a run is refused.
+        out: The run folder; one that holds a run is refused, or with parts of your own continued.
         loss: (outputs, targets) -> one value for the batch, its mean, or one value per sample.
         augmentation: A function from a PIL image to an image or tensor, in place of the recipe's augmentation.
         validation: A second data set of your own to hold out; by default a fifth of the first.
@@ -79,14 +81,14 @@ def train(
     if isinstance(model, str) and isinstance(data, str | PathLike) and all(part is None for part in given):
         config = plan_training(data, model, recipe, changes, options, labels, scales_from=scales_from, splits=splits)
         return launch(config, out, strict=strict, log=log, console=console, device=device, callbacks=callbacks)
-    resolved = resolve_recipe(recipe, changes)
+    if scales_from is not None or strict:
+        raise PatchloomError("scales_from and strict have no effect with parts of your own: leave them out.")
+    run = OwnRun(data, model, validation, loss, augmentation, splits, labels, options)
     processes, console = join_processes(device), console or Console()
-    task = open_supervised(
-        data, model, resolved, processes, console,
-        validation=validation, loss=loss, augmentation=augmentation, splits=splits, labels=labels,
-        model_options=options,
-    )  # fmt: skip
-    return run_task(task, resolved, out, processes, console, log, callbacks)
+    console.quiet = console.quiet or not processes.is_main_process
+    context = Context(processes, console, environment=earlier_environment(out), from_checkpoint=has_checkpoint(out))
+    task, resolved = open_own(run, recipe, changes, context)
+    return run_task(task, resolved, out, processes, console, log, callbacks, own_config(run, task))
 
 
 def distill(

@@ -71,7 +71,7 @@ def test_a_fall_of_the_ratio_fails(tmp_path: Path, capsys: pytest.CaptureFixture
 
     keep()
     main(["bench", *words, "--compare", str(kept)])
-    assert "not compared, as not measured: patchconvnet_nano" in capsys.readouterr().err
+    assert "not compared, since not measured: patchconvnet_nano" in capsys.readouterr().err
     for figures, told in (({"ratio": 100.0}, "ratio"), ({"ours": {"share": 100.0}}, "share")):
         keep(**figures)
         said = refused(capsys, *words, "--compare", str(kept))
@@ -103,7 +103,7 @@ def test_without_a_peer_what_is_ours_is_compared(tmp_path: Path, capsys: pytest.
 def test_nothing_is_measured_before_every_case_is_known_to_be_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("patchloom.benching.records.about_machine", lambda: pytest.fail("it began to measure"))
+    monkeypatch.setattr("patchloom.benching.records.describe_machine", lambda *_: pytest.fail("it began to measure"))
     damaged = tmp_path / "damaged.json"
     (tmp_path / "bench.json").write_text("my own")
     case = {"model": "deit_nano", "batch": 2, "size": 32, "depth": 6}

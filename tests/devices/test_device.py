@@ -141,7 +141,7 @@ def served(run: Path, image: Path, device: str) -> dict[str, Any]:
     try:
         with service.predicting.admit() as place:
             model, files = service.find(None), [image.read_bytes()]
-            assert str(next(model.answering.parameters()).device).startswith(device)
+            assert str(next(model.predictor.parameters()).device).startswith(device)
             predicted = asyncio.run(service.predict(model, files, place, 4))
             asked = {"maps": None, "target": None, "faithfulness": False}
             shown = asyncio.run(service.explain(model, files, place, **asked))
@@ -185,7 +185,7 @@ def fused(device: str) -> tuple[bool, bool]:
     """Whether `fuse` gives a plain network in eval mode, and whether it is another than the given one."""
     model = patchloom.create_model("deit_nano", num_classes=4, img_size=16, depth=1).to(device)
     copy = patchloom.fuse(model)
-    return not copy.fused and not copy.training and model.training, copy is not model
+    return not getattr(copy, "fused", False) and not copy.training and model.training, copy is not model
 
 
 # Fixtures

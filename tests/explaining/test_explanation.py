@@ -77,7 +77,7 @@ def test_classes_of_one_name_are_told_apart(photo: Path) -> None:
     assert not np.array_equal(found.maps["per-class: crane (2)"], other.maps["per-class: crane (0)"])
     assert any(name.endswith(": crane (2)") for name in found.heads)
     assert {row["class"] for row in found.predictions} == {"crane (0)", "crane (2)", "cat", "dog"}
-    with pytest.raises(PatchloomError, match=r"2 classes 'crane': crane \(0\), crane \(2\)"):
+    with pytest.raises(PatchloomError, match=r"2 classes named 'crane': crane \(0\), crane \(2\)"):
         patchloom.explain(network, photo, target="crane")
 
 

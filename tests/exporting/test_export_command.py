@@ -91,7 +91,7 @@ def test_what_it_says(weights: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     main(words)
     first = capsys.readouterr().out
     assert "a.pth" in first
-    assert "100.0% have the same likeliest class" in first
+    assert "100.0% of the predicted classes agree" in first
     main(words)
     assert "replaces an earlier export" in capsys.readouterr().out
 
@@ -130,13 +130,13 @@ def test_images_of_the_users_own(weights: Path, tmp_path: Path, capsys: pytest.C
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--to", "onxx", "--out", "a.onnx"], r"no format 'onxx'.*Did you mean 'onnx'"),
-        (["--to", "onnx", "--out", "a.pt"], r"ends in \.onnx, not 'a\.pt'"),
-        (["--to", "official", "--out", "a.pt"], r"ends in \.safetensors or \.pth"),
+        (["--to", "onxx", "--out", "a.onnx"], r"Unknown value 'onxx' for --to.*Did you mean 'onnx'"),
+        (["--to", "onnx", "--out", "a.pt"], r"must end in \.onnx, not 'a\.pt'"),
+        (["--to", "official", "--out", "a.pt"], r"must end in \.safetensors or \.pth"),
         (["--to", "onnx", "--out", "nowhere/a.onnx"], "there is no folder nowhere"),
         (["--to", "torch", "--out", "folder.pt2"], "is a folder"),
-        (["--to", "torch", "--int8", "--out", "a.pt2"], "onnx and openvino have one"),
-        (["--to", "timm", "--with-preprocessing", "--out", "a.safetensors"], "weights alone"),
+        (["--to", "torch", "--int8", "--out", "a.pt2"], "does not support int8; onnx and openvino do"),
+        (["--to", "timm", "--with-preprocessing", "--out", "a.safetensors"], "contains only weights"),
         (["--to", "torch", "--tolerance", "-1", "--out", "a.pt2"], "0 or more"),
         (["--to", "torch", "--tolerance", "nan", "--out", "a.pt2"], "0 or more"),
         (["--to", "torch", "--out", "notes.pt2"], "is not overwritten"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -114,3 +116,33 @@ def test_processes_agree_on_running_statistics(tmp_path: Path) -> None:
     run("train", *WORDS, "epochs=1", "model.stem=hmlp", "ema=0", "--out", str(out), processes=2)
     record = Run.open(out).records()[-1]
     assert patchloom.evaluate(out, "digits")["loss"] == pytest.approx(record["loss"], rel=1e-5)
+
+
+def test_a_restart_that_one_torchrun_did_not_count_resumes_in_all_processes(alone: Path, tmp_path: Path) -> None:
+    """torchrun counts a restart only on the machine where a process failed, and none on a machine started again."""
+    shutil.copytree(alone, tmp_path / "run")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    words = [sys.executable, "-m", "patchloom", "train", *WORDS, "epochs=2", "--out", str(tmp_path / "run")]
+    started = [
+        subprocess.Popen(
+            words,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={
+                **os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port), "TORCHELASTIC_RESTART_COUNT": str(rank),
+            },
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    try:
+        outputs = [process.communicate(timeout=120)[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    assert [process.returncode for process in started] == [0, 0], outputs
+    assert "is finished: 2 epochs" in outputs[0]

@@ -24,14 +24,12 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
         ],
     )
     group = parser.add_argument_group("models")
-    group.add_argument("models", metavar="MODEL", nargs="+", help="model names, see `patchloom models`")
-    group.add_argument(
-        "--against", choices=["timm", "published"], help="peer to measure in alternation (default: none)"
-    )
+    group.add_argument("models", metavar="MODEL", nargs="+", help="model names, see `patchloom models`, or timm:NAME")
+    group.add_argument("--against", choices=["timm", "published"], help="what to compare with, measured in alternation")
     group.add_argument(
         "--int8",
         action="store_true",
-        help="use int8 matrix multiplication: faster, slightly less accurate (default: off)",
+        help="use int8 matrix multiplication: faster, slightly less accurate",
     )
     group.add_argument(
         "--sizes", type=_positive, nargs="+", metavar="PIXELS", help="image sizes, one row each (default: the model's)"
@@ -52,21 +50,21 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
         metavar="N",
         type=_positive,
         default=15,
-        help="interleaved rounds, of which medians are reported (default: 15)",
+        help="number of interleaved rounds; results are medians (default: 15)",
     )
     group.add_argument("--threads", metavar="N", type=_threads, help="number of threads (default: all cores)")
     group.add_argument(
         "--no-memory",
         action="store_true",
-        help="skip the measurement of memory, which starts one process per row (default: off)",
+        help="skip the measurement of memory, which starts one process per row",
     )
-    add_device(parser)
+    add_device(group)
     group = parser.add_argument_group("output")
-    group.add_argument("--out", metavar="DIR", help="folder for bench.json and plots (default: none)")
+    group.add_argument("--out", metavar="DIR", help="folder for bench.json and plots")
     group.add_argument(
         "--compare",
         metavar="JSON",
-        help="earlier bench.json: fail if a metric is worse by more than noise (default: none)",
+        help="earlier bench.json: fail if a metric is worse by more than noise",
     )
     group.add_argument("--json", action="store_true", help=JSON_HELP)
     parser.set_defaults(run=run)

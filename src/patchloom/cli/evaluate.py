@@ -15,7 +15,7 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
         commands,
         "evaluate",
         shared,
-        "evaluate a model on the data that its run held out, or on any split",
+        "evaluate a model on labelled data",
         [
             "patchloom evaluate runs/photos photos/",
             "patchloom evaluate deit_small.fb_in1k imagenet/val --crop-ratio 0.875 1.0",
@@ -24,36 +24,53 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
     )
     # SUPPRESS: an absent positional must not overwrite what an option that takes several words has found
     either: dict[str, Any] = {"nargs": "?", "default": argparse.SUPPRESS}
-    parser.add_argument("model", metavar="FROM", **either, help=MODEL_HELP)
-    parser.add_argument("data", metavar="DATA", **either, help="data as for training")
-    parser.add_argument(
+    parser.add_argument("model", metavar="FROM", **either, help=f"{MODEL_HELP}, or timm:NAME")
+    parser.add_argument("data", metavar="DATA", **either, help="data, as for `patchloom train`")
+    group = parser.add_argument_group("evaluation")
+    group.add_argument(
         "--split",
-        help="train, val, test, several as train+val, or all (default: what the run held out, or val, or test)",
+        help="split to evaluate on: train, val, test, several as train+val, or all (default: the one that the run held "
+        "out, otherwise val or test)",
     )
-    parser.add_argument("--batch", type=int, default=128, help="batch size (default: 128)")
-    parser.add_argument("--workers", type=int, help="number of processes that read data (default: 0)")
-    parser.add_argument("--strict", action="store_true", help="treat unreadable files as an error, not skip them")
-    parser.add_argument("--json", action="store_true", help=JSON_HELP)
+    group.add_argument("--batch", type=int, default=128, metavar="N", help="batch size (default: 128)")
+    group.add_argument("--workers", type=int, metavar="N", help="number of processes that read data (default: 0)")
+    group.add_argument("--strict", action="store_true", help="fail on unreadable files instead of skipping them")
+    add_device(group)
+    group.add_argument("--json", action="store_true", help=JSON_HELP)
     for task in task_commands():
-        task.evaluate.add_arguments(parser)
-    add_device(parser)
+        task.evaluate.add_arguments(_SharedOptions(parser))  # type: ignore[arg-type]
     parser.set_defaults(run=run_evaluate)
 
     parser = add_command(
         commands,
         "predict",
         shared,
-        "apply a model: a classifier names the most likely classes of each image",
+        "apply a model to new data: the most likely classes of each image",
         ["patchloom predict runs/photos holiday/*.jpg", "patchloom predict runs/photos holiday/ --json"],
         usage="patchloom predict FROM INPUT ... [options]",
     )
     parser.add_argument("model", metavar="FROM", help=MODEL_HELP)
-    parser.add_argument("inputs", metavar="INPUT", nargs="*", help="files, folders or glob patterns")
-    parser.add_argument("--json", action="store_true", help=JSON_HELP)
+    parser.add_argument("inputs", metavar="INPUT", nargs="*", help="image files, folders or glob patterns")
+    group = parser.add_argument_group("prediction")
+    add_device(group)
+    group.add_argument("--json", action="store_true", help=JSON_HELP)
     for task in task_commands():
-        task.predict.add_arguments(parser)
-    add_device(parser)
+        task.predict.add_arguments(_SharedOptions(parser))  # type: ignore[arg-type]
     parser.set_defaults(run=run_predict)
+
+
+class _SharedOptions:
+    """A parser that several tasks add options to: an option that more than one of them has is declared by the first."""
+
+    def __init__(self, parser: argparse.ArgumentParser, target: Any = None) -> None:
+        self.parser, self.target = parser, target or parser
+
+    def add_argument_group(self, title: str) -> _SharedOptions:
+        return _SharedOptions(self.parser, self.parser.add_argument_group(title))
+
+    def add_argument(self, *flags: str, **options: Any) -> None:
+        if not any(flag in self.parser._option_string_actions for flag in flags):
+            self.target.add_argument(*flags, **options)
 
 
 def _commands_for(model: str | None) -> Commands:

@@ -32,9 +32,10 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
         "images",
         metavar="IMAGE",
         nargs="*",
-        help="image files, folders or glob patterns; with --model-only, more models",
+        help="image files, folders or glob patterns; with --model-only, further models",
     )
     group.add_argument("--out", metavar="DIR", required=True, help="folder for the figures")
+    add_device(group)
     group.add_argument("--json", action="store_true", help=JSON_HELP)
     group = parser.add_argument_group("explanation of images")
     group.add_argument(
@@ -50,9 +51,11 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
         help="number of classes that get a map, for models with one query per class (default: all above 10 %%)",
     )
     group = parser.add_argument_group("analysis of models")
-    group.add_argument("--model-only", action="store_true", help="analyse models instead of images (default: off)")
-    group.add_argument("--data", metavar="DATA", help="images for embeddings, norms and agreement (default: none)")
-    group.add_argument("--labels", metavar="COLUMN", help="label column of the CSV file --data (default: the only one)")
+    group.add_argument("--model-only", action="store_true", help="analyse models instead of images")
+    group.add_argument("--data", metavar="DATA", help="images for embeddings, norms and agreement")
+    group.add_argument(
+        "--labels", metavar="COLUMN", help="label column, if --data is a CSV file (default: the only one)"
+    )
     group.add_argument(
         "--split",
         choices=["train", "val", "test", "all"],
@@ -61,7 +64,6 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--count", metavar="N", type=int, help="number of images of --data for PCA energy and t-SNE (default: 500)"
     )
-    add_device(parser)
     parser.set_defaults(run=run)
 
 

@@ -22,10 +22,13 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("input and output")
     group.add_argument("model", metavar="FROM", help=MODEL_HELP)
     group.add_argument(
-        "--to", metavar="FORMAT", required=True, help="format: onnx, openvino, torch, safetensors, timm or official"
+        "--to",
+        metavar="FORMAT",
+        required=True,
+        help="output format: onnx, openvino, torch, safetensors, timm or official",
     )
     group.add_argument("--out", metavar="FILE", required=True, help="file to write")
-    group.add_argument("--base", metavar="FROM", help="weights that a delta was made from (default: none)")
+    group.add_argument("--base", metavar="FROM", help="base weights of a delta")
     group.add_argument("--json", action="store_true", help=JSON_HELP)
     group = parser.add_argument_group("content of the file")
     group.add_argument(
@@ -34,7 +37,7 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--with-preprocessing",
         action="store_true",
-        help="take uint8 pixels, height x width x 3, and normalise inside (default: normalised float32)",
+        help="include the normalisation; the input is uint8 pixels (height, width, 3) (default: normalised float32)",
     )
     group = parser.add_argument_group("verification")
     group.add_argument(
@@ -49,7 +52,7 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="images to compare on (default: the validation images of the run, or two photos)",
     )
-    add_device(parser, "cpu", "the logits that the file is compared with")
+    add_device(group, "cpu", "for the logits that the file is compared with")
     parser.set_defaults(run=run)
 
 

@@ -105,7 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"patchloom {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     shared = argparse.ArgumentParser(add_help=False)
-    shared.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    shared.add_argument("--debug", action="store_true", help="show the full traceback of an error")
     for command in _COMMANDS:
         command.add_parser(commands, shared)
     return parser

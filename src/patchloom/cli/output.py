@@ -12,9 +12,9 @@ from typing import Any
 
 from patchloom.terminal import printable
 
-MODEL_HELP = "model: a run folder, an export, a weight file or a published tag such as deit_tiny.fb_in1k"
-DATA_HELP = "data: a folder with one subfolder per class, a CSV file, 'digits', or another source (see docs/data.md)"
-JSON_HELP = "print JSON for programs (default: text)"
+MODEL_HELP = "run folder, exported model, checkpoint, weight file or published tag such as deit_tiny.fb_in1k"
+DATA_HELP = "folder with one subfolder per class, CSV file, 'digits', or another source (see docs/data.md)"
+JSON_HELP = "print JSON instead of text"
 
 
 def add_command(
@@ -45,14 +45,14 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
         return argparse.HelpFormatter._fill_text(self, text, width, indent)
 
 
-def add_device(parser: argparse.ArgumentParser, default: str = "auto", purpose: str = "computing") -> None:
+def add_device(parser: argparse._ActionsContainer, default: str = "auto", purpose: str = "to compute on") -> None:
     """--device, which every command that computes has; its value is for `patchloom.devices.choose_device`."""
-    meaning = "the accelerator of this machine, else the CPU" if default == "auto" else "on which the file runs too"
+    meaning = "an accelerator if there is one, else the CPU" if default == "auto" else "where the file runs too"
     parser.add_argument(
         "--device",
         metavar="NAME",
         default=default,
-        help=f"device for {purpose}: auto, cpu, cuda, cuda:1, mps, xpu, ... (default: {default}, {meaning})",
+        help=f"device {purpose}: auto, cpu, cuda, cuda:1, mps, xpu, ... (default: {default}, {meaning})",
     )
 
 

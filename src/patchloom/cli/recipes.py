@@ -27,9 +27,7 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
         ["patchloom recipes", "patchloom recipes deit3_1k --model deit3_small"],
     )
     parser.add_argument("name", nargs="?", help="recipe to show, such as 'deit' or 'deit@small' (default: list all)")
-    parser.add_argument(
-        "--model", metavar="NAME", help="show the values for this model, such as 'cait_s36' (default: none)"
-    )
+    parser.add_argument("--model", metavar="NAME", help="show the values for this model, such as 'cait_s36'")
     group = parser.add_argument_group("output")
     group.add_argument("--json", action="store_true", help=JSON_HELP)
     parser.set_defaults(run=run)
@@ -57,7 +55,7 @@ def _list(recipes: Sequence[Recipe]) -> str:
 
 def _row(recipe: Recipe) -> tuple[str, ...]:
     length = str(recipe.epochs) if recipe.steps is None else recipe.duration
-    loss = getattr(recipe.options, "loss", "ce")
+    loss = getattr(recipe.options, "loss", "-")
     return recipe.name, recipe.optimizer, f"{recipe.lr:g}", recipe.batch_text, length, loss, recipe.summary
 
 

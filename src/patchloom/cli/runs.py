@@ -7,7 +7,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from patchloom.cli.output import print_json, table
+from patchloom.cli.output import add_command, print_json, table
 from patchloom.terminal import print_lines
 
 if TYPE_CHECKING:
@@ -17,16 +17,20 @@ _EPOCHS = 10  # that the details of one run show
 
 
 def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "runs",
-        parents=[shared],
-        help="list runs with their settings, accuracy and status, or show one in detail",
-        epilog="examples: patchloom runs runs/    patchloom runs runs/photos    patchloom runs runs/ --html runs.html",
+        shared,
+        "list runs with their settings, metrics and status, or show one in detail",
+        ["patchloom runs", "patchloom runs runs/photos", "patchloom runs runs/ --html runs.html"],
     )
-    parser.add_argument("folders", metavar="DIR", nargs="*", default=["runs"], help="folders of runs (default: runs)")
-    parser.add_argument("--json", action="store_true", help="print a list with one object per run")
-    parser.add_argument("--csv", metavar="FILE", help="also write the table to a CSV file")
-    parser.add_argument("--html", metavar="FILE", help="also write a page with the curves of all runs and the table")
+    parser.add_argument(
+        "folders", metavar="DIR", nargs="*", default=["runs"], help="folders to search for runs (default: runs)"
+    )
+    group = parser.add_argument_group("output")
+    group.add_argument("--json", action="store_true", help="print JSON, one object per run")
+    group.add_argument("--csv", metavar="FILE", help="also write the table to a CSV file")
+    group.add_argument("--html", metavar="FILE", help="also write a page with the curves of all runs and the table")
     parser.set_defaults(run=run)
 
 
@@ -109,7 +113,9 @@ def _next(info: RunInfo) -> list[tuple[str, str]]:
     if info.status == "finished":
         return [("report", str(info.folder / "report.html")), ("weights", str(info.folder / "export"))]
     return (
-        [("go on", f"patchloom resume {quote(str(info.folder))}")] if info.status in ("interrupted", "failed") else []
+        [("continue", f"patchloom resume {quote(str(info.folder))}")]
+        if info.status in ("interrupted", "failed")
+        else []
     )
 
 

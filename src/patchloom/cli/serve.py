@@ -22,18 +22,16 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("models", metavar="FROM", nargs="+", help=f"{MODEL_HELP}; NAME=FROM sets its name")
     group = parser.add_argument_group("models")
-    group.add_argument(
-        "--base", metavar="FROM", help="weights that deltas were made from, kept in memory once (default: none)"
-    )
+    group.add_argument("--base", metavar="FROM", help="base weights of the deltas, kept in memory once")
     group.add_argument(
         "--int8",
         action="store_true",
-        help="use int8 matrix multiplication: faster, slightly less accurate (default: off)",
+        help="use int8 matrix multiplication: faster, slightly less accurate",
     )
+    add_device(group)
     _add_access(parser.add_argument_group("address and access"))
     _add_limits(parser.add_argument_group("limits (requests beyond them are refused)"))
     _add_timeouts(parser.add_argument_group("timeouts"))
-    add_device(parser)
     parser.set_defaults(run=run_serve)
 
 
@@ -64,7 +62,7 @@ def _add_limits(group: Any) -> None:
     ):
         group.add_argument(flag, metavar="N", type=int, help=text)
     group.add_argument(
-        "--min-upload-rate", metavar="RATE", type=float, help="bytes per second of an upload, at least (default: 4000)"
+        "--min-upload-rate", metavar="RATE", type=float, help="minimum bytes per second of an upload (default: 4000)"
     )
 
 

@@ -22,17 +22,21 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
             _add_run_options(parser)
             parser.set_defaults(run=partial(run_command, command), settings=[])
     _add_resume(commands, shared, "resume", "resume an interrupted run exactly where it stopped")
-    extend = _add_resume(commands, shared, "extend", "add epochs to a run")
-    extend.add_argument("--epochs", type=int, required=True, help="number of epochs to add")
+    extend = _add_resume(commands, shared, "extend", "train a run for more epochs")
+    extend.add_argument("--epochs", type=int, required=True, metavar="N", help="number of epochs to add")
 
 
 def _add_run_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("run")
-    add_device(parser)
-    group.add_argument("--out", metavar="RUN", help="run folder (default: a new one, runs/NAME of the data)")
-    group.add_argument("--strict", action="store_true", help="treat unreadable files as an error, not skip them")
-    group.add_argument("--plan", action="store_true", help="print the resolved plan and the estimated time, then exit")
-    group.add_argument("--log", choices=["wandb"], help="also log there")
+    add_device(group)
+    group.add_argument(
+        "--out", metavar="RUN", help="run folder (default: a new folder runs/NAME, named after the data)"
+    )
+    group.add_argument("--strict", action="store_true", help="fail on unreadable files instead of skipping them")
+    group.add_argument(
+        "--plan", action="store_true", help="print the resolved plan and an estimate of the time, then exit"
+    )
+    group.add_argument("--log", choices=["wandb"], help="also log to Weights & Biases")
     group.add_argument("--json", action="store_true", help="print the last log record, or the plan, as JSON")
 
 
@@ -40,8 +44,9 @@ def _add_resume(commands: Any, shared: argparse.ArgumentParser, name: str, text:
     example = f"patchloom {name} runs/photos{' --epochs 10' if name == 'extend' else ''}"
     parser = add_command(commands, name, shared, text, [example])
     parser.add_argument("run_folder", metavar="RUN", help="run folder")
-    parser.add_argument("--json", action="store_true", help="print the last log record as JSON")
-    add_device(parser)
+    group = parser.add_argument_group("run")
+    add_device(group)
+    group.add_argument("--json", action="store_true", help="print the last log record as JSON")
     parser.set_defaults(run=run_resume)
     return parser
 

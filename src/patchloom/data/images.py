@@ -14,6 +14,7 @@ from torch import Tensor
 from patchloom.data.collating import collate
 from patchloom.data.jpeg import Encoded
 from patchloom.data.mixing import normalise
+from patchloom.devices import to_device
 from patchloom.errors import PatchloomError
 from patchloom.models.preprocessing import Preprocessing
 
@@ -143,7 +144,7 @@ def to_input(
     subtracted and divided by std. Images of a floating-point type are used as they are."""
     batch = torch.from_numpy(images) if isinstance(images, np.ndarray) else images
     if device is not None:
-        batch = batch.to(device)  # before the numbers grow to four bytes each
+        batch = to_device(batch, torch.device(device))  # before the numbers grow to four bytes each
     return batch if batch.is_floating_point() else normalise(batch, preprocessing.mean, preprocessing.std)
 
 

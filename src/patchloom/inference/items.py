@@ -110,6 +110,8 @@ def held_out_by(model: Model, data: str | PathLike[str]) -> RunSplit | None:
     """The splits of a run where the model comes from its folder, and the images that it held out of this data."""
     if isinstance(model, Network) or is_timm(model) or is_onnx(model) or is_remote(model):
         return None
+    if not isinstance(data, str | PathLike):  # a dataset of the user's own
+        return None
     place = Path(model).resolve()
     for folder in (place, *place.parents[:2]):  # the run, its export or checkpoints, a file in them
         try:

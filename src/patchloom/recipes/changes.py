@@ -92,7 +92,7 @@ def _consequences(recipe: Recipe, changed: Recipe, model: Config | None) -> dict
     if changed.epochs != recipe.epochs and recipe.decay_epochs:
         marks = tuple(round(mark * changed.epochs / recipe.epochs) for mark in recipe.decay_epochs)
         found["decay_epochs"] = marks, f"the same shares of the run as {recipe.decay_epochs} of {recipe.epochs}"
-    if getattr(changed, "crop", None) == "pad" and recipe.crop != "pad":
+    if getattr(changed, "crop", None) == "pad" and recipe.crop != "pad":  # not every task has images to crop
         found["test_crop_ratio"] = 1.0, "published code: images that are padded and cropped are tested without resizing"
     if any(getattr(changed, name, None) != getattr(recipe, name, None) for name in _RULED):
         found |= on_change(changed, model)

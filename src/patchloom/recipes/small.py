@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from patchloom.recipes.recipe import Recipe, setting_types
+from patchloom.recipes.cited import Cited
+from patchloom.recipes.options import ClassificationOptions, ImageOptions, NetworkOptions
+from patchloom.recipes.recipe import Recipe
 
 SUFFIX = "@small"
 
@@ -21,9 +21,7 @@ TEST_CROP_RATIO = 1.0  # small images have no border to cut off
 
 def small(recipe: Recipe) -> Recipe:
     """The small form of a recipe. The learning rate stays: small networks tolerate the rates of large batches."""
-    has = setting_types(type(recipe.options))
-    rule = {name: cited for name, cited in _rule(recipe).items() if name in has}
-    changes = {name: (value, why) for name, (value, why) in rule.items() if value != getattr(recipe, name)}
+    changes = {name: (value, why) for name, (value, why) in _rule(recipe).items() if value != getattr(recipe, name)}
     sources = {name: f"small rule: {why}; was {getattr(recipe, name)}" for name, (_, why) in changes.items()}
     return recipe.replace(
         name=recipe.name + SUFFIX,
@@ -33,33 +31,52 @@ def small(recipe: Recipe) -> Recipe:
     )
 
 
-def _rule(recipe: Recipe) -> dict[str, tuple[Any, str]]:
+def _rule(recipe: Recipe) -> dict[str, Cited]:
     """Every field that the rule decides: its value and why."""
-    rule: dict[str, tuple[Any, str]] = {
+    rule: dict[str, Cited] = {
         "batch_size": (min(recipe.batch_size, BATCH_SIZE), f"at most {BATCH_SIZE}"),
         "epochs": (min(recipe.epochs, EPOCHS), f"at most {EPOCHS}"),
         "warmup_epochs": (min(recipe.warmup_epochs, WARMUP_EPOCHS), f"at most {WARMUP_EPOCHS:g}"),
         "schedule_by": ("step", "a short run has no epochs to spend at the first rate"),
         "lr_scaling": ("none", "the rate is kept at every batch size"),
-        "resolution": (None, "the model's own"),
-        "erasing": (0.0, "none"),
-        "mixup": (min(recipe.mixup, MIXUP), f"at most {MIXUP}"),
-        "cutmix": (0.0, "none"),
-        "repeated_augmentation": (1, "none"),
         "ema": (0.0, "none"),
-        "test_crop_ratio": (TEST_CROP_RATIO, "the whole image"),
     }
-    if recipe.loss == "bce" and recipe.bce_threshold is not None:
-        rule["bce_threshold"] = (BCE_THRESHOLD, "what a mild mixture hardly shows does not count")
     if recipe.decay_epochs:
         shrunk = tuple(round(epoch * min(1, EPOCHS / recipe.epochs)) for epoch in recipe.decay_epochs)
         rule["decay_epochs"] = (shrunk, "at the same shares of the run")
+    for kind, more in ((ImageOptions, _images), (NetworkOptions, _network), (ClassificationOptions, _classification)):
+        if isinstance(recipe.options, kind):
+            rule |= more(recipe)
+    return rule
+
+
+def _images(recipe: Recipe) -> dict[str, Cited]:
+    rule: dict[str, Cited] = {
+        "resolution": (None, "the model's own"),
+        "erasing": (0.0, "none"),
+        "repeated_augmentation": (1, "none"),
+    }
     if recipe.crop == "rrc":
         rule["crop_scale"] = (max(recipe.crop_scale, CROP_SCALE), f"at least {CROP_SCALE}")
     if recipe.augmentation != "none":
         rule["augmentation"] = ("none", "small moves in place of a policy for photos")
         rule["affine"] = (AFFINE, "small moves in place of a policy for photos")
         rule["color_jitter"] = (0.0, "none")
-    if recipe.drop_path:
-        rule["drop_path"] = (recipe.drop_path * DROP_PATH_FACTOR, f"times {DROP_PATH_FACTOR}")
+    return rule
+
+
+def _network(recipe: Recipe) -> dict[str, Cited]:
+    if not recipe.drop_path:
+        return {}
+    return {"drop_path": (recipe.drop_path * DROP_PATH_FACTOR, f"times {DROP_PATH_FACTOR}")}
+
+
+def _classification(recipe: Recipe) -> dict[str, Cited]:
+    rule: dict[str, Cited] = {
+        "mixup": (min(recipe.mixup, MIXUP), f"at most {MIXUP}"),
+        "cutmix": (0.0, "none"),
+        "test_crop_ratio": (TEST_CROP_RATIO, "the whole image"),
+    }
+    if recipe.loss == "bce" and recipe.bce_threshold is not None:
+        rule["bce_threshold"] = (BCE_THRESHOLD, "what a mild mixture hardly shows does not count")
     return rule

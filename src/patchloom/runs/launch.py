@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -36,9 +37,9 @@ def launch(
     callbacks: Sequence[Callback] = (),
 ) -> Run:
     """Begin a run in the folder `out`, and train to its end."""
-    if restarted() and (Path(out) / "recipe.yaml").exists():
-        return resume(out, console, device=device)
     processes, console = join_processes(device), console or Console()
+    if restarted(processes) and processes.gather((Path(out) / "recipe.yaml").exists())[0]:
+        return resume(out, console, device=device, callbacks=callbacks)
     console.quiet = console.quiet or not processes.is_main_process
     console.say(*config.notes)
     check_free(out)
@@ -56,7 +57,8 @@ def start_task(run: Run, loop: Loop) -> Run:
     with run.locked() if processes.is_main_process else nullcontext():
         if processes.is_main_process:
             check_free(run.folder)  # again: another process may have begun a run here meanwhile
-            run.create({**loop.task.environment(), "device": device_name(processes.device)})
+            metric = loop.task.metric and dataclasses.asdict(loop.task.metric)
+            run.create({**loop.task.environment(), "device": device_name(processes.device), "metric": metric})
         return _train(run, loop)
 
 

@@ -40,13 +40,16 @@ class RunInfo:
 
     @property
     def task_metric(self) -> Metric:
-        """What the task is measured by."""
-        return find_task(self.settings["task"]).metric
+        """What the run is measured by: as it recorded, or as its kind of task is."""
+        try:
+            return Metric(**self.environment["metric"])
+        except (KeyError, TypeError):
+            return find_task(self.settings["task"]).metric
 
     @property
     def metric(self) -> str | None:
         """The name in log.jsonl: of the averaged weights where there are any, and without a metric the loss."""
-        names = _metric_names(self.settings) if self.settings else ()
+        names = _metric_names(self.task_metric) if self.settings else ()
         return next((name for name in names if self.records and name in self.records[-1]), None)
 
     def metric_text(self, name: str | None, value: float | None) -> str:
@@ -152,16 +155,16 @@ def _check(settings: dict[str, Any], path: Path) -> None:
 
 
 def _checked(row: dict[str, Any], run: Run) -> dict[str, Any]:
-    numbers = [row.get("epoch"), *(row[name] for name in _metric_names(run.settings) if name in row)]
+    names = _metric_names(find_task(run.settings["task"]).metric)
+    numbers = [row.get("epoch"), *(row[name] for name in names if name in row)]
     if not all(isinstance(number, int | float) for number in numbers):
         raise PatchloomError(f"{run.folder / 'log.jsonl'} is damaged: a record has no epoch or no number.")
     return row
 
 
-def _metric_names(settings: dict[str, Any]) -> tuple[str, ...]:
+def _metric_names(metric: Metric) -> tuple[str, ...]:
     """Names in log.jsonl that say how good a run is, the best first."""
-    name = find_task(settings["task"]).metric.name
-    return f"ema_{name}", name, "train_loss"
+    return f"ema_{metric.name}", metric.name, "train_loss"
 
 
 def is_running(folder: Path) -> bool:

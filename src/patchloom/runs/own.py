@@ -15,7 +15,7 @@ from patchloom.recipes.recipe import Recipe
 from patchloom.recipes.registry import find_recipe
 from patchloom.runs.config import settings_of
 from patchloom.runs.launch import check_free, continue_task, start_task
-from patchloom.tasks.registry import find_task
+from patchloom.tasks.registry import task_from_python
 from patchloom.tasks.spec import RunConfig
 from patchloom.training.callbacks import Callback
 from patchloom.training.loggers import check_log
@@ -23,6 +23,9 @@ from patchloom.training.loop import Loop
 from patchloom.training.processes import Processes, join_processes
 from patchloom.training.run import Run
 from patchloom.training.task import Task
+from patchloom.weights.files import kept_checkpoints
+
+_CONTINUE = "Run the script that started it again to continue."
 
 
 def fit(
@@ -60,6 +63,15 @@ def resolve_recipe(recipe: str | Recipe, changes: Mapping[str, Any]) -> Recipe:
     return apply_changes(chosen, changes)[0]
 
 
+def earlier_environment(out: str | PathLike[str]) -> dict[str, Any] | None:
+    """environment.json of a run that is in the folder already."""
+    return Run.open(Path(out)).environment() if (Path(out) / "recipe.yaml").exists() else None
+
+
+def has_checkpoint(out: str | PathLike[str]) -> bool:
+    return bool(kept_checkpoints(Path(out) / "checkpoints"))
+
+
 def run_task(
     task: Task,
     recipe: Recipe,
@@ -68,22 +80,19 @@ def run_task(
     console: Console,
     log: str | None = None,
     callbacks: Sequence[Callback] = (),
+    config: Any = None,
 ) -> Run:
-    """Begin or continue the run of a task in the folder `out`."""
+    """Begin or continue the run of a task in the folder `out`; `config` is what recipe.yaml holds of it."""
     console.quiet = console.quiet or not processes.is_main_process
-    for callback in callbacks:
-        if not isinstance(callback, Callback):
-            raise PatchloomError(f"A callback is a patchloom.Callback, not {type(callback).__name__}.")
     check_log(log)
     task.processes = processes
-    spec = find_task("own")
-    config = getattr(task, "config", None) or spec.config_from_json(
-        {"data": "own data", "model": {"name": type(task).__name__}}
-    )
+    spec = task_from_python()
+    config = config or spec.config_from_json({"data": "own data", "model": {"name": type(task).__name__}})
     settings = {**settings_of(RunConfig(spec, config, recipe)), "log": log}
     if not (Path(out) / "recipe.yaml").exists():
         check_free(out)
         run = Run(Path(out), settings)
+        run.continuation = _CONTINUE
         return start_task(run, Loop(task, recipe, run, processes, console, callbacks))
     run = Run.open(Path(out))
     if run.settings.get("task") != config.label:
@@ -92,5 +101,6 @@ def run_task(
         raise PatchloomError(f"{run.folder} holds a run with other settings: {'; '.join(edited)}. Give another folder.")
     if run.environment()["data"] != task.environment()["data"]:
         raise PatchloomError(f"The data has changed since {run.folder} began: exact resuming needs the same.")
+    run.continuation = _CONTINUE
     console.say(f"Continuing the run in {run.folder}.")
     return continue_task(run, Loop(task, recipe, run, processes, console, callbacks), settings)

@@ -36,15 +36,16 @@ def launch(
 ) -> Run:
     """Both runs, one after the other."""
     folder = Path(out)
-    if restarted() and (folder / _FILE).exists():
+    processes = join_processes(device)
+    if restarted(processes) and processes.gather((folder / _FILE).exists())[0]:
         return resume(folder, console, device=device)
     single.check_free(out)
     sequence.check(first)
-    if join_processes(device).is_main_process:
+    if processes.is_main_process:
         asked = {"low": settings_of(first), "finish": sequence.to_json(), "strict": strict, "log": log}
         with Run(folder, asked).locked():
             _begin(folder, asked)
-    join_processes(device).wait()
+    processes.wait()
     try:
         return resume(folder, console, device=device)
     except PatchloomError:

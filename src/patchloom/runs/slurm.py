@@ -1,7 +1,8 @@
-"""Submit a command to a Slurm cluster, one torchrun a node; a preempted or timed-out job goes on where it was.
+"""Submit a command to a Slurm cluster, with one torchrun per node.
 
     python -m patchloom.runs.slurm --nodes 4 --processes 8 -- train DATA --model M --recipe R --out RUN
 
+A job that is preempted or reaches its time limit is queued again and resumes from its last checkpoint.
 Needs submitit, in the extra `slurm`.
 """
 
@@ -30,16 +31,18 @@ class Launch:
 
     def __call__(self) -> int:
         command = [sys.executable, "-m", "torch.distributed.run", *self._rendezvous(), "-m", "patchloom", *self._now()]
-        return subprocess.run(command, check=True).returncode
+        # a store of its own for each attempt: restarted processes do not read addresses of those before them
+        environment = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        return subprocess.run(command, check=True, env=environment).returncode
 
     def checkpoint(self, *_: Any) -> Any:
         """Called by submitit before a preemption or a timeout: queue again."""
         return import_module("submitit").helpers.DelayedSubmission(self)
 
     def _now(self) -> list[str]:
-        """`resume RUN` once the run exists: a job that was queued again goes on."""
+        """`resume RUN` once the run exists: a job that was queued again continues."""
         out = self.words[self.words.index("--out") + 1] if "--out" in self.words else None
-        began = self.words[0] == "train" and out is not None and (Path(out) / "recipe.yaml").exists()
+        began = out is not None and any((Path(out) / name).exists() for name in ("recipe.yaml", "stages.json"))
         return ["resume", str(out)] if began else self.words
 
     def _rendezvous(self) -> list[str]:
@@ -81,12 +84,18 @@ def submit(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m patchloom.runs.slurm", description=__doc__.split("\n")[0])
-    parser.add_argument("--nodes", type=int, default=1)
-    parser.add_argument("--processes", type=int, default=1, help="a node: one for each GPU")
-    parser.add_argument("--hours", type=float, default=24)
-    parser.add_argument("--partition")
-    parser.add_argument("--cluster", help="'local' for a trial on this machine")
+    parser = argparse.ArgumentParser(
+        prog="python -m patchloom.runs.slurm",
+        description="Submit a command to a Slurm cluster, with one torchrun per node. A job that is preempted or "
+        "reaches its time limit is queued again and resumes from its last checkpoint.",
+    )
+    parser.add_argument("--nodes", type=int, default=1, metavar="N", help="number of nodes (default: 1)")
+    parser.add_argument(
+        "--processes", type=int, default=1, metavar="N", help="processes per node, usually one per GPU (default: 1)"
+    )
+    parser.add_argument("--hours", type=float, default=24, metavar="H", help="time limit in hours (default: 24)")
+    parser.add_argument("--partition", metavar="NAME", help="Slurm partition (default: that of the cluster)")
+    parser.add_argument("--cluster", metavar="NAME", help="'local' for a trial on this machine (default: Slurm)")
     parser.add_argument("words", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the patchloom command")
     options = parser.parse_args()
     words = options.words[1:] if options.words[:1] == ["--"] else options.words

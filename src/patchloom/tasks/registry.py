@@ -24,9 +24,17 @@ def default_task() -> TaskSpec:
     return next(spec for spec in task_specs().values() if spec.default)
 
 
+def task_from_python() -> TaskSpec:
+    """The kind of runs that are started with Python objects."""
+    return next(spec for spec in task_specs().values() if spec.from_python)
+
+
 def task_for_recipe(recipe: Recipe) -> TaskSpec:
     """The kind of learning that a recipe is for: the one with its options."""
-    return next(spec for spec in task_specs().values() if spec.options is type(recipe.options))
+    for spec in task_specs().values():
+        if spec.options is type(recipe.options):
+            return spec
+    raise PatchloomError(f"{recipe.name} is a recipe of no task here: its options are {type(recipe.options).__name__}.")
 
 
 def find_task(label: object) -> TaskSpec:

@@ -47,7 +47,9 @@ class _Synced(nn.modules.batchnorm._BatchNorm):
         variance = _Sum.apply(deviation.square().sum(others)) / count
         self._track(mean.detach(), variance.detach(), count)
         y = deviation * (variance + self.eps).rsqrt().view(shape)
-        return (y * self.weight.view(shape) + self.bias.view(shape)).to(x.dtype)
+        if self.weight is not None:  # affine=False has neither
+            y = y * self.weight.view(shape) + self.bias.view(shape)
+        return y.to(x.dtype)
 
     @torch.no_grad()
     def _track(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:

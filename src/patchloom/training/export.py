@@ -29,6 +29,7 @@ def export_modules(run: Run, result: Result, names: Collection[str], is_main_pro
         return
     prefixes = {name: "" if len(tensors) == 1 else f"{name}." for name in tensors}
     flat = {f"{prefixes[name]}{key}": tensor for name, part in tensors.items() for key, tensor in part.items()}
+    flat = {name: tensor.clone() for name, tensor in flat.items()}  # tied weights: each name has memory of its own
     write_plain_report(run)
     folder, label = run.folder / "export", run.settings.get("task")
     write(folder / "model.safetensors", flat, {"task": label})

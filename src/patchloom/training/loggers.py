@@ -28,7 +28,8 @@ class TensorBoard:
         self.writer = writer(str(folder / "tensorboard"), purge_step=step + 1)
 
     def write(self, record: Mapping[str, Any]) -> None:
-        for name, value in record.items():
+        losses = {f"losses/{name}": value for name, value in record.get("losses", {}).items()}
+        for name, value in {**record, **losses}.items():
             if isinstance(value, float) and name != "time":
                 self.writer.add_scalar(name, value, record["step"])
         self.writer.flush()

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from shlex import quote
 from typing import Any, NoReturn
 
 import torch
@@ -35,7 +34,7 @@ from patchloom.training.run import Run
 from patchloom.training.schedule import learning_rate, total_steps, weight_decay
 from patchloom.training.sharding import shard_module
 from patchloom.training.state import RESERVED, TrainingState
-from patchloom.training.task import Result, Task, split
+from patchloom.training.task import Result, Task
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -75,7 +74,8 @@ class Loop:
         self.task, self.recipe, self.run, self.processes, self.console = task, recipe, run, processes, console
         self.callbacks = callbacks
         check_precision(recipe.precision, processes.device)
-        self.modules = task.modules.to(processes.device)
+        task.to(processes.device)
+        self.modules = task.modules
         self._prepare_modules()
         self.average = self._make_average()
         self.sharded = recipe.shard == "full" and processes.count > 1
@@ -93,10 +93,10 @@ class Loop:
         self.progress = Progress(task, recipe, self.total, console)
         self._signal: str | None = None
         self._saved_at = time.monotonic()
+        self._start_of_saving = processes.count > 1
 
     def _prepare_modules(self) -> None:
-        if taken := set(RESERVED) & set(self.modules):
-            raise ValueError(f"modules of a task cannot be called {', '.join(sorted(taken))}")
+        self._check_task()
         for name, module in self.modules.items():
             if name not in self.task.trained:
                 module.requires_grad_(False)
@@ -107,6 +107,27 @@ class Loop:
         if self.recipe.compile:
             for name in self.task.trained:
                 self.modules[name].compile()
+
+    def _check_task(self) -> None:
+        """Refuse a task of a user's own that does not keep the contract."""
+        task, name = self.task, type(self.task).__name__
+        if not isinstance(self.modules, nn.ModuleDict) or not self.modules:
+            raise PatchloomError(f"modules of the task {name} is a non-empty torch.nn.ModuleDict.")
+        if taken := set(RESERVED) & set(self.modules):
+            raise PatchloomError(f"Modules of the task {name} cannot be called {', '.join(sorted(taken))}.")
+        for what, names in (("trained", task.trained), ("averaged", task.averaged)):
+            if unknown := set(names) - set(self.modules):
+                raise PatchloomError(
+                    f"{what} of the task {name} names {', '.join(sorted(unknown))}, not among modules."
+                )
+        if not isinstance(task.steps_per_epoch, int) or task.steps_per_epoch < 1:
+            raise PatchloomError(
+                f"steps_per_epoch of the task {name} is {task.steps_per_epoch!r}; it is at least 1. Is there less data "
+                "than one batch?"
+            )
+        for callback in self.callbacks:
+            if not isinstance(callback, Callback):
+                raise PatchloomError(f"A callback is a patchloom.Callback, not {type(callback).__name__}.")
 
     def _modules(self, names: Collection[str]) -> nn.ModuleDict:
         return nn.ModuleDict({name: self.modules[name] for name in names})
@@ -193,11 +214,14 @@ class Loop:
     def _batches(self) -> Iterator[Any]:
         """The batches that are left; where one cannot be had, a process on its own saves what it learned."""
         with closing(self.task.batches(self.progress.start, self.total)) as batches:
-            while True:
+            while self.counters.step < self.total:
                 try:
                     batch = next(batches)
                 except StopIteration:
-                    return
+                    raise PatchloomError(
+                        f"The task's batches({self.progress.start}, {self.total}) ended at step {self.counters.step}: "
+                        f"it must give one batch for every step."
+                    ) from None
                 except PatchloomError as error:
                     alone = self.processes.count == 1
                     if alone:
@@ -210,9 +234,7 @@ class Loop:
         self.run.checkpoints.wait()
         where = f"step {self.counters.step}{', everything saved' if saved else ''}"
         reason = str(error).rstrip(".")
-        return PatchloomError(
-            f"Training stopped at {where}: {reason}. `patchloom resume {quote(str(self.run.folder))}` continues it."
-        )
+        return PatchloomError(f"Training stopped at {where}: {reason}. {self.run.continuation}")
 
     def _step_or_stop(self, batch: Any) -> None:
         """A step; one whose loss is not finite, or that a signal cut, leaves the state as it was before, and saved."""
@@ -234,13 +256,16 @@ class Loop:
     def _interrupt(self) -> NoReturn:
         self.run.checkpoints.wait()
         raise InterruptedWork(
-            f"Stopped by {self._signal or 'a signal'} at step {self.counters.step} of {self.total}, everything saved; "
-            f"`patchloom resume {quote(str(self.run.folder))}` continues it."
+            f"Stopped by {self._signal or 'a signal'} at step {self.counters.step} of {self.total}, everything saved. "
+            f"{self.run.continuation}"
         )
 
     def _reserve(self) -> None:
-        if self.processes.is_main_process and not self.sharded:
-            self.run.checkpoints.reserve(self.tensors.tensors())
+        if self.sharded:
+            return
+        tensors = self.tensors.tensors()  # in every process: a task may gather its state from all of them
+        if self.processes.is_main_process:
+            self.run.checkpoints.reserve(tensors)
 
     def _on_signal(self, number: int, _: Any) -> None:
         self._signal = signal.Signals(number).name
@@ -251,7 +276,7 @@ class Loop:
         rate = self._set_schedules(step)
         torch.manual_seed(seed_of(recipe.seed, step, self.processes.rank, "step"))  # stochastic depth
         self.optimizer.zero_grad(set_to_none=True)
-        parts = split(batch, recipe.accumulate)
+        parts = self.task.split_batch(batch, recipe.accumulate)
         weight = sum(self.task.weight(part) for part in parts)
         everywhere = self.processes.total(weight)
         losses, loss = self._backward(parts, step, everywhere)
@@ -274,7 +299,7 @@ class Loop:
                 nn.ModuleDict({name: self.modules[name] for name in self.task.averaged}), self.counters.step
             )
         if self.callbacks and self.processes.is_main_process:
-            means = {name: value / weight for name, value in losses.items()}
+            means = {name: value / (weight or 1.0) for name, value in losses.items()}
             for callback in self.callbacks:
                 callback.after_step(self.counters.step, means)
 
@@ -292,7 +317,7 @@ class Loop:
         and in all."""
         sums: dict[str, float] = {}
         total = 0.0
-        share = self.processes.count / everywhere  # DDP divides by the number of processes
+        share = self.processes.count / (everywhere or 1.0)  # DDP divides by the number of processes
         for i, part in enumerate(parts):
             if i and self._signal and self.processes.count == 1:  # nothing but statistics has changed yet
                 raise _StopAsked
@@ -300,6 +325,8 @@ class Loop:
             with self._gradients_stay(i < len(parts) - 1):
                 with autocast(self.recipe.precision, self.processes.device):
                     losses = self.engine(moved, step, i)
+                if not isinstance(losses, dict) or not losses:
+                    raise PatchloomError(f"losses of {type(self.task).__name__} gives a dict of named tensors.")
                 values = torch.stack([value.sum() for value in losses.values()])
                 loss = values.sum()
                 self.scaler.scale(loss * share).backward()
@@ -325,6 +352,7 @@ class Loop:
         """Evaluate, log, and tell whether the metric is the best so far."""
         counters, per_epoch = self.counters, self.task.steps_per_epoch
         loss_sum, weight, losses = counters.totals(self.processes)
+        weight = weight or 1.0  # a batch may hold nothing to count, such as an image without instances
         epochs = counters.step / per_epoch
         record: dict[str, Any] = {
             "event": "epoch",
@@ -383,6 +411,8 @@ class Loop:
             if self.processes.any(self._signal is not None)[0]:
                 raise _StopAsked
 
+        for name in self.task.trained:
+            modules[name].eval()
         try:
             return self.task.evaluate(modules, stop_if_asked)
         except _StopAsked:
@@ -391,6 +421,8 @@ class Loop:
             raise
         except PatchloomError as error:
             raise self.stopped(error) from error
+        finally:
+            self.train_mode()  # whatever the task did: a resumed run begins in this mode too
 
     def _checkpoint_is_due(self) -> bool:
         unit, number = self.checkpoint_interval
@@ -402,9 +434,22 @@ class Loop:
     def save(self, best: bool = False) -> None:
         """Write a checkpoint in the background; every process calls it."""
         state = self.state()
+        if self._start_of_saving:
+            self._check_equal_states()
         self._saved_at = time.monotonic()
         if self.sharded or self.processes.is_main_process:
             self.run.checkpoints.save(state, best)
+
+    def _check_equal_states(self) -> None:
+        """Only the main process's `Task.state` is written: at the first save it must be that of every process."""
+        self._start_of_saving = False
+        sums = {name: float(tensor.detach().cpu().double().sum()) for name, tensor in self.task.state().items()}
+        others = self.processes.gather(sums)
+        if different := [name for name in sums if any(other.get(name) != sums[name] for other in others)]:
+            raise PatchloomError(
+                f"state() of {type(self.task).__name__} differs between processes in {', '.join(different)}: gather it "
+                "there, and share it out in load_state."
+            )
 
 
 def check_batch(recipe: Recipe, images: int, processes: int) -> None:

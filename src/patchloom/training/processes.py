@@ -67,11 +67,6 @@ class Processes:
             dist.barrier()
 
 
-def restarted() -> bool:
-    """Whether torchrun has started the same command again, after a process was lost."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-
-
 def join_processes(device: Device = "auto") -> Processes:
     """Join the processes that torchrun started, or be the only one; `device` is what `choose_device` takes."""
     count, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
@@ -80,6 +75,14 @@ def join_processes(device: Device = "auto") -> Processes:
     if count > 1 and not dist.is_initialized():
         dist.init_process_group(process_backend(chosen))
     return Processes(rank, count, chosen)
+
+
+def restarted(processes: Processes) -> bool:
+    """Whether torchrun has started the same command again, after a process was lost; the same in all processes.
+
+    torchrun counts the restarts of each machine apart, and only those after a failure there: a machine that was started
+    again, or whose processes were stopped because another one failed, has a count of 0. So one count is enough."""
+    return processes.any(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0)[0]
 
 
 def leave_processes() -> None:

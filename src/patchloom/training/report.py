@@ -56,8 +56,8 @@ def _losses(records: Sequence[Mapping[str, Any]]) -> Charts:
 
 def _points(records: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:
     """(epoch, value); "losses.NAME" is a loss by its name."""
-    outer, _, inner = key.partition(".")
-    values = [(row["epoch"], row.get(outer, {}).get(inner) if inner else row.get(key)) for row in records]
+    loss = key.removeprefix("losses.") if key.startswith("losses.") else None  # a metric's name may have a dot too
+    values = [(row["epoch"], row.get(key) if loss is None else row.get("losses", {}).get(loss)) for row in records]
     return [(epoch, value) for epoch, value in values if value is not None]
 
 

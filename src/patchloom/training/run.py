@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ from patchloom.training.loggers import Logger
 _PACKAGES = ("patchloom", "torch", "torchvision", "timm", "numpy", "pillow", "safetensors", "scikit-learn")
 _MOST = 1 << 30  # bytes of a file of a run folder that is read whole
 # settings that change no result; the images at another place are compared with those that the run began with
-_FREE = ("workers", "checkpoint_every", "log", "data", "gradient_checkpointing")
+_FREE = ("workers", "checkpoint_every", "log", "data", "gradient_checkpointing", "sources")
 
 
 class Run:
@@ -40,6 +41,7 @@ class Run:
         self.settings = settings
         self.checkpoints = Checkpoints(folder / "checkpoints")
         self.loggers: list[Logger] = []
+        self.continuation = f"`patchloom resume {quote(str(folder))}` continues it."  # the end of messages
 
     def create(self, details: Mapping[str, Any]) -> None:
         """Begin the folder. recipe.yaml comes last: with it a run can be resumed."""

@@ -53,20 +53,22 @@ def total_steps(recipe: Recipe, steps_per_epoch: int) -> int:
 def learning_rate(recipe: Recipe, step: int, steps_per_epoch: int) -> float:
     """The rate of update `step` (from 0 on). With `warmup_steps` time is in steps, otherwise in epochs."""
     if recipe.warmup_steps is not None:
-        marks = tuple(epoch * steps_per_epoch for epoch in recipe.decay_epochs)
-        rate = Schedule(recipe.lr, recipe.min_lr, recipe.schedule, recipe.warmup_steps, recipe.warmup_lr, marks)
-        return rate.at(step, total_steps(recipe, steps_per_epoch))
+        total_in_steps = total_steps(recipe, steps_per_epoch)
+        drops = tuple(epoch * total_in_steps / recipe.epochs for epoch in recipe.decay_epochs)
+        rate = Schedule(recipe.lr, recipe.min_lr, recipe.schedule, recipe.warmup_steps, recipe.warmup_lr, drops)
+        return rate.at(step, total_in_steps)
     epochs = step / steps_per_epoch
     if recipe.schedule_published:  # the published script steps with the epoch just finished, and never reaches the end
         epochs = float(max(0, step // steps_per_epoch - 1))
     elif recipe.schedule_by == "epoch":
         epochs = float(step // steps_per_epoch)
     total, warmup = float(recipe.epochs), recipe.warmup_epochs
-    if recipe.steps is not None:
+    marks: tuple[float, ...] = recipe.decay_epochs
+    if recipe.steps is not None:  # the same shares of the run as in the recipe's epochs
         total = recipe.steps / steps_per_epoch
-        if warmup >= total:  # its share of the recipe's epochs, as for a run of few epochs
-            warmup *= total / recipe.epochs
-    rate = Schedule(recipe.lr, recipe.min_lr, recipe.schedule, warmup, recipe.warmup_lr, recipe.decay_epochs)
+        marks = tuple(mark * total / recipe.epochs for mark in marks)
+        warmup *= total / recipe.epochs if warmup >= total else 1
+    rate = Schedule(recipe.lr, recipe.min_lr, recipe.schedule, warmup, recipe.warmup_lr, marks)
     return rate.at(epochs, total)
 
 

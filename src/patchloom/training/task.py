@@ -67,8 +67,13 @@ class Task:
         """The modules that the recipe's EMA covers."""
         return self.trained
 
+    def to(self, device: torch.device) -> None:
+        """Move to the device that computes. Override it to move tensors of the task's own, such as a memory."""
+        self.modules.to(device)
+
     def state(self) -> dict[str, Tensor]:
-        """Tensors beside the modules' that a checkpoint needs: memories, centres, queues. Every process calls it."""
+        """Tensors beside the modules' that a checkpoint needs: memories, centres, queues. Every process calls it, and
+        all must give the same: what differs between processes is gathered here, and shared out in `load_state`."""
         return {}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
@@ -85,20 +90,28 @@ class Task:
         dictionaries. The loop moves them to the device, and splits them along the first dimension to accumulate."""
         raise NotImplementedError
 
+    def split_batch(self, batch: Any, parts: int) -> list[Any]:
+        """A batch in `parts` for accumulation: tensors along their first dimension, lists by their entries."""
+        return split(batch, parts)
+
     def weight(self, batch: Any) -> float:
         """What the batch counts: images, tokens, instances. Losses are divided by its sum over all processes."""
         return float(len(first_tensor(batch)))
 
     def losses(self, batch: Any, step: int, part: int) -> dict[str, Tensor]:
         """Named losses, weighted: their sum is minimised. Each is a sum over the batch, or one value per sample (B,),
-        which the loop adds up. `part` counts the parts of an accumulated step."""
+        which the loop adds up. `part` counts the parts of an accumulated step.
+
+        It must not change the task: a step may be given up after it (a loss that is not finite, a signal). Targets and
+        memories change in `after_step`."""
         raise NotImplementedError
 
     def after_step(self, step: int) -> None:
         """After update `step` (from 1 on): target networks, memories."""
 
     def evaluate(self, modules: nn.ModuleDict, after_batch: Callable[[], None]) -> dict[str, Any]:
-        """Metrics over all processes. Every process calls `after_batch` equally often; what it raises goes through."""
+        """Metrics over all processes, as Python numbers, with the trained modules in evaluation mode. Every process
+        calls `after_batch` equally often; what it raises goes through."""
         raise NotImplementedError
 
     def metadata(self) -> dict[str, Any]:
@@ -123,22 +136,33 @@ def first_tensor(batch: Any) -> Tensor:
 
 
 def split(batch: Any, parts: int) -> list[Any]:
-    """A batch in equal parts along the first dimension of its tensors."""
+    """A batch in equal parts: tensors along their first dimension, lists by their entries, one per sample. Tuples and
+    dictionaries are structure, and anything else goes to every part."""
     if parts == 1:
         return [batch]
-    return [_each(batch, lambda tensor, i=i: tensor.tensor_split(parts)[i]) for i in range(parts)]  # type: ignore[misc]
+
+    def part(value: Any, i: int) -> Any:
+        if isinstance(value, Tensor):
+            return value.tensor_split(parts)[i]
+        size, more = divmod(len(value), parts)  # as tensor_split divides: the first parts have one more
+        start = i * size + min(i, more)
+        return value[start : start + size + (i < more)]
+
+    return [_each(batch, lambda value, i=i: part(value, i)) for i in range(parts)]  # type: ignore[misc]
 
 
 def head(batch: Any, count: int) -> Any:
     """The first samples of a batch."""
-    return _each(batch, lambda tensor: tensor[:count])
+    return _each(batch, lambda values: values[:count])
 
 
-def _each(batch: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    if isinstance(batch, Tensor):
+def _each(batch: Any, function: Callable[[Any], Any]) -> Any:
+    """The same structure with `function` of every tensor and list in it."""
+    if isinstance(batch, Tensor | list):
         return function(batch)
     if isinstance(batch, Mapping):
         return {name: _each(value, function) for name, value in batch.items()}
-    if isinstance(batch, tuple | list):
-        return type(batch)([_each(value, function) for value in batch])
+    if isinstance(batch, tuple):
+        values = [_each(value, function) for value in batch]
+        return type(batch)(*values) if hasattr(batch, "_fields") else tuple(values)
     return batch

@@ -12,30 +12,37 @@ from patchloom.tasks.commands import Command
 __all__ = ["COMMANDS", "EVALUATE", "PREDICT"]
 
 _DATA = "folder with one subfolder per class, CSV file, 'digits', or another source (see docs/data.md)"
-_WEIGHTS = "run folder, exported model, checkpoint, weight file or published tag"
+_WEIGHTS = "run folder, exported model, checkpoint, weight file, published tag or timm:NAME"
 
 
 def _add_train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("data", metavar="DATA", help=_DATA)
     _add_model(parser, required=False)
     _add_splits(parser)
-    sequence = parser.add_argument_group("second stage")
+    sequence = parser.add_argument_group("fine-tuning afterwards")
     sequence.add_argument(
-        "--finish", type=int, metavar="R", help="fine-tune at R pixels afterwards; finish.key=value are its settings"
+        "--finish",
+        type=int,
+        metavar="R",
+        help="after training, fine-tune at R pixels; finish.key=value changes its settings",
     )
     sequence.add_argument(
-        "--finish-recipe", metavar="NAME", help="recipe of the second stage (default: the family's own)"
+        "--finish-recipe",
+        metavar="NAME",
+        help="recipe of this fine-tuning (default: the fine-tuning recipe of the family)",
     )
     parser.add_argument(
         "--scales-from",
         metavar="RUN",
-        help="start from the residual scales of another model; model.scale_trainable=false keeps them fixed",
+        help="initialise the residual scales from another model; model.scale_trainable=false keeps them fixed",
     )
 
 
 def _add_distill(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "first_teacher", metavar="TEACHER", help="run folder, weights, timm:NAME[:FILE] or an .onnx file"
+        "first_teacher",
+        metavar="TEACHER",
+        help="run folder, weight file, published tag, timm:NAME[:FILE] or .onnx file",
     )
     parser.add_argument("data", metavar="DATA", help=_DATA)
     _add_model(parser, required=True)
@@ -46,27 +53,42 @@ def _add_distill(parser: argparse.ArgumentParser) -> None:
 def _add_finetune(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("start", metavar="FROM", help=_WEIGHTS)
     parser.add_argument("data", metavar="DATA", help=_DATA)
-    parser.add_argument("--recipe", help="default: the family's fine-tuning, or new_classes for new classes")
-    parser.add_argument("--resolution", type=int, help="fine-tune at another image size")
-    parser.add_argument("--tune", help="parameters to train: all, attention, ffn or head (default: the recipe's)")
-    parser.add_argument("--delta", action="store_true", help="also export only what changed")
+    parser.add_argument(
+        "--recipe",
+        metavar="NAME",
+        help="recipe name (default: the fine-tuning recipe of the family, or new_classes for new classes)",
+    )
+    parser.add_argument("--resolution", type=int, metavar="R", help="image size in pixels (default: that of the model)")
+    parser.add_argument(
+        "--tune", metavar="PART", help="parameters to train: all, attention, ffn or head (default: set by the recipe)"
+    )
+    parser.add_argument("--delta", action="store_true", help="also export a delta, with only the changed tensors")
     _add_distillation(parser)
     _add_splits(parser)
 
 
 def _add_model(parser: argparse.ArgumentParser, required: bool) -> None:
     default = "" if required else " (default: chosen from the data)"
-    parser.add_argument("--model", required=required, help=f"model name, see `patchloom models`{default}")
     parser.add_argument(
-        "--recipe", required=required, help=f"recipe name such as deit@small, see `patchloom recipes`{default}"
+        "--model", required=required, metavar="NAME", help=f"model name, see `patchloom models`, or timm:NAME{default}"
+    )
+    parser.add_argument(
+        "--recipe",
+        required=required,
+        metavar="NAME",
+        help=f"recipe name such as deit@small, see `patchloom recipes`{default}",
     )
 
 
 def _add_splits(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("data")
-    group.add_argument("--labels", help="label column of a CSV file")
-    group.add_argument("--train-split", metavar="SPLIT", help="split to train on, or several: train+val")
-    group.add_argument("--test-split", metavar="SPLIT", help="split to hold out (default: val, else test)")
+    group.add_argument("--labels", metavar="COLUMN", help="label column of a CSV file")
+    group.add_argument(
+        "--train-split", metavar="SPLIT", help="split to train on; join several as train+val (default: train)"
+    )
+    group.add_argument(
+        "--test-split", metavar="SPLIT", help="split to evaluate on (default: val, or test if there is no val)"
+    )
     group.add_argument(
         "--hold-out",
         metavar="none|FRACTION",
@@ -76,17 +98,26 @@ def _add_splits(parser: argparse.ArgumentParser) -> None:
 
 def _add_distillation(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("distillation")
-    group.add_argument("--teacher", action="append", default=[], help="teacher; several are averaged")
     group.add_argument(
-        "--method", help="form of distillation: hard, soft or token (default: token for DeiT, hard for other families)"
+        "--teacher",
+        action="append",
+        default=[],
+        metavar="TEACHER",
+        help="teacher to learn from; repeatable, probabilities are averaged",
+    )
+    group.add_argument(
+        "--method", help="distillation method: hard, soft or token (default: token for DeiT, hard for other families)"
     )
     group.add_argument("--how", dest="method", help=argparse.SUPPRESS)  # its earlier name
     group.add_argument(
-        "--weight", type=float, help="weight of the teacher's term (default: 0.1 for soft, 0.5 otherwise)"
+        "--weight", type=float, help="weight of the teacher's loss (default: 0.1 for soft, 0.5 otherwise)"
     )
     group.add_argument("--tau", type=float, help="temperature of soft distillation (default: 3)")
-    group.add_argument("--kl", help="form of soft distillation: paper or published (default: paper)")
-    group.add_argument("--cache", metavar="DIR", help="folder to keep the teachers' logits in")
+    group.add_argument(
+        "--kl",
+        help="KL term of soft distillation: paper (Equation 3.2) or published (the authors' code) (default: paper)",
+    )
+    group.add_argument("--cache", metavar="DIR", help="save the teachers' logits in DIR and reuse them")
 
 
 def _plan_train(options: argparse.Namespace) -> Any:
@@ -198,17 +229,17 @@ def _finish(options: argparse.Namespace) -> Any:
 
 
 _SETTINGS = (
-    "Settings are key=value: any field of a recipe (epochs=10) and options of the model (model.depth=6); img_size is "
-    "the resolution."
+    "key=value changes a field of the recipe (epochs=10) or an option of the model (model.depth=6). img_size sets the "
+    "resolution."
 )
 
 COMMANDS = (
     Command(
         "train",
-        "train a classifier on your images",
+        "train a classifier from scratch on your images",
         "patchloom train DATA [--model M] [--recipe R] [--out RUN] [key=value ...]",
-        "Train a classifier on labelled images, evaluate it and write a report. Model and recipe are chosen from the "
-        f"data where they are not given, and the command that repeats the choice is printed. {_SETTINGS}",
+        "Train a classifier on labelled images, evaluate it and write a report. Without --model or --recipe, a "
+        f"suitable one is chosen from the data and the complete command is printed. {_SETTINGS}",
         (
             "patchloom train photos/",
             "patchloom train digits --model cait_nano --recipe cait@small img_size=16 epochs=34 --out runs/digits",
@@ -222,17 +253,20 @@ COMMANDS = (
         "train with knowledge distillation from one or more teachers",
         "patchloom distill TEACHER DATA --model M --recipe R [--method hard|soft|token] [--out RUN] [key=value ...]",
         f"Train a classifier on labels and on the logits of one or more teachers. {_SETTINGS}",
-        ("patchloom distill runs/teacher photos/ --model deit_tiny --recipe deit --out runs/student",),
+        (
+            "patchloom distill runs/teacher photos/ --model deit_tiny --recipe deit --out runs/student",
+            "patchloom distill timm:resnet50 photos/ --model deit_tiny --recipe deit --method soft",
+        ),
         _add_distill,
         _plan_from_scratch,
     ),
     Command(
         "finetune",
-        "fine-tune trained weights: new classes, another resolution",
+        "fine-tune trained weights on new classes or at another resolution",
         "patchloom finetune FROM DATA [--resolution R] [--tune WHAT] [--out RUN] [key=value ...]",
         "Fine-tune trained weights on new classes or at another resolution. "
-        f"{_SETTINGS} model.heads=3 gives what a bare weight file does not say, mean= and std= its normalisation, "
-        "model.head=mlp asks for Grafit's head.",
+        f"{_SETTINGS} If a weight file has no metadata, give model.heads=3 (the number of attention heads), mean= "
+        "and std=. model.head=mlp uses Grafit's head.",
         (
             "patchloom finetune deit_small.fb_in1k photos/",
             "patchloom finetune runs/photos photos/ --resolution 384 --tune attention --out runs/photos-384",

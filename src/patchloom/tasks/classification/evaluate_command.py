@@ -12,48 +12,60 @@ from patchloom.tasks.commands import Output, Tool
 
 
 def _add_evaluate(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("classifiers")
-    group.add_argument("--labels", help="label column of a CSV file")
+    group = parser.add_argument_group("classifiers, data and test crop")
+    group.add_argument("--labels", metavar="COLUMN", help="label column of a CSV file")
+    group.add_argument(
+        "--class-map",
+        metavar="FILE.json",
+        help="JSON file that maps class names of the data to class names or indices of the model",
+    )
+    group.add_argument(
+        "--real",
+        metavar="FILE.json",
+        help="evaluate on ImageNet's reassessed labels: JSON file with a list of labels per image",
+    )
     group.add_argument(
         "--crop-ratio",
         action=_Values,
         kind=float,
         metavar="RATIO",
-        help="fraction of the resized image that the test crop covers; several values: one row each",
+        help="fraction of the resized image that the test crop covers; several values print one row each",
     )
     group.add_argument(
         "--resolution",
         action=_Values,
         kind=int,
         metavar="PIXELS",
-        help="evaluate at another image size; several values: one row each",
+        help="image size (default: that of the model); several values print one row each",
     )
+    group = parser.add_argument_group("classifiers, model")
     group.add_argument("--head", help="which head of a distilled model to use: class, distill or both (default: both)")
     group.add_argument(
-        "--fusion", help="how to combine both heads: logits (mean, the default) or softmax (sum of probabilities)"
+        "--fusion",
+        help="how to combine both heads: logits (their mean) or softmax (sum of the probabilities) (default: logits)",
     )
-    group.add_argument("--base", help="weights that a delta was made from")
+    group.add_argument("--base", metavar="FROM", help="base weights of a delta")
+    group.add_argument(
+        "--int8", action="store_true", help="use int8 matrix multiplication: faster, slightly less accurate"
+    )
+    group = parser.add_argument_group("classifiers, probes")
     group.add_argument("--probe", help="evaluate frozen embeddings instead of the head: linear or knn")
-    group.add_argument("--k", type=int, help="number of neighbours of --probe knn (default: 10)")
-    group.add_argument("--temperature", type=float, help="temperature of the kNN votes (default: 0.07, as in DINO)")
+    group.add_argument("--k", type=int, metavar="N", help="number of neighbours for --probe knn (default: 10)")
     group.add_argument(
-        "--disagreement", nargs="+", metavar="MODEL", help="compare models: how often their predictions differ"
+        "--temperature", type=float, metavar="T", help="temperature of the kNN votes (default: 0.07, as in DINO)"
     )
-    group.add_argument("--data", dest="shown", metavar="DATA", help="images of --disagreement")
-    group.add_argument("--figure", metavar="FILE.png", help="draw a sweep or the disagreement")
+    group = parser.add_argument_group("classifiers, comparison")
+    group.add_argument("--disagreement", nargs="+", metavar="MODEL", help="report how often these models disagree")
+    group.add_argument("--data", dest="shown", metavar="DATA", help="images for --disagreement")
     group.add_argument(
-        "--class-map",
-        metavar="FILE.json",
-        help="JSON object: class names of the data -> class names or indices of the model",
+        "--figure", metavar="FILE.png", help="plot --disagreement, or several crop ratios or resolutions, to this file"
     )
-    group.add_argument("--int8", action="store_true", help="use int8 matmul: faster, slightly less accurate")
-    group.add_argument("--real", metavar="FILE.json", help="ImageNet's reassessed labels: a list of labels per image")
 
 
 def _add_predict(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("classifiers")
-    group.add_argument("--base", help="weights that a delta was made from")
-    group.add_argument("--top", type=int, default=5, help="number of classes to print (default: 5)")
+    group.add_argument("--base", metavar="FROM", help="base weights of a delta")
+    group.add_argument("--top", type=int, default=5, metavar="N", help="number of classes to print (default: 5)")
 
 
 class _Values(argparse.Action):

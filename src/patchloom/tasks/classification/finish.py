@@ -32,6 +32,7 @@ def finish(task: Classification, run: Run, result: Result) -> None:
     network.class_names, network.preprocessing = trained.class_names, trained.preprocessing
     weights = "averaged" if result.averaged else "raw"
     metadata = {
+        "task": run.settings["task"],
         "step": result.step,
         "weights": weights,
         "held_out": {key: value for key, value in scores.summary().items() if key != "per_class"} if scores else None,

@@ -43,9 +43,9 @@ def open_classes(config: ClassificationConfig) -> Source:
     return source.in_order(names) if names else source
 
 
-def open_images(config: ClassificationConfig, recipe: Recipe, context: Context) -> Images:
-    """The images of a new run, scanned; of a resumed one, as it found them when it began."""
-    source = open_classes(config)
+def open_images(config: ClassificationConfig, recipe: Recipe, context: Context, source: Source | None = None) -> Images:
+    """The images of a new run, scanned; of a resumed one, as it found them when it began. `source`: open already."""
+    source = source or open_classes(config)
     fingerprint = source.fingerprint()
     if context.environment is None:
         return _scan(config, recipe, source, fingerprint, context)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from torch import Tensor
 from torch.nn import functional as F
 
+from patchloom.errors import PatchloomError
 from patchloom.recipes.recipe import Recipe
+from patchloom.training.task import first_tensor
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
@@ -29,3 +34,18 @@ def recipe_loss(recipe: Recipe, logits: Tensor, targets: Tensor) -> Tensor:
     if recipe.loss == "bce":
         return binary_cross_entropy(logits, targets, recipe.bce_threshold)
     return cross_entropy(logits, targets)
+
+
+Loss = Callable[[Any, Any], Tensor]  # (outputs, targets) -> the mean over the batch, or one value per sample (B,)
+
+
+def summed_loss(loss: Loss | None, outputs: Any, targets: Any) -> Tensor:
+    """A user's own loss as the loop takes it: one value per sample (B,), or a mean times the number of samples."""
+    assert loss is not None
+    value = loss(outputs, targets)
+    if not isinstance(value, Tensor) or value.ndim > 1:
+        found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise PatchloomError(
+            f"The loss gives {found}; it gives a tensor, one value for the batch (its mean) or one per sample."
+        )
+    return value * len(first_tensor(targets)) if value.ndim == 0 else value

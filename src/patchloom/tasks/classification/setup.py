@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import torch
 
 from patchloom.console import Console
 from patchloom.data.randomness import seed_of
+from patchloom.data.sources import Source
+from patchloom.data.transforms import Augmentation
 from patchloom.errors import PatchloomError
 from patchloom.models.network import Network
 from patchloom.models.registry import build
@@ -17,6 +20,7 @@ from patchloom.recipes.recipe import Recipe
 from patchloom.tasks.classification.config import ClassificationConfig
 from patchloom.tasks.classification.distillation import Distillation
 from patchloom.tasks.classification.images import Images, open_images
+from patchloom.tasks.classification.losses import Loss
 from patchloom.tasks.classification.start import fill_from, freeze
 from patchloom.tasks.classification.task import Classification
 from patchloom.tasks.classification.teachers import STUDENT, TeacherCache, Teachers, open_teacher
@@ -36,12 +40,27 @@ _NOT_OF_IMAGES = {
 }
 
 
-def open_task(config: ClassificationConfig, recipe: Recipe, context: Context) -> Classification:
+@dataclass(frozen=True)
+class OwnParts:
+    """Python objects of the user's own in place of ours; they are not in recipe.yaml."""
+
+    source: Source | None = None
+    network: Network | None = None
+    loss: Loss | None = None
+    augmentation: Augmentation | None = None
+
+
+_NONE = OwnParts()
+
+
+def open_task(config: ClassificationConfig, recipe: Recipe, context: Context, own: OwnParts = _NONE) -> Classification:
     """The task of a run, the same in every process."""
-    return make_task(config, recipe, open_images(config, recipe, context), context)
+    return make_task(config, recipe, open_images(config, recipe, context, own.source), context, own)
 
 
-def make_task(config: ClassificationConfig, recipe: Recipe, images: Images, context: Context) -> Classification:
+def make_task(
+    config: ClassificationConfig, recipe: Recipe, images: Images, context: Context, own: OwnParts = _NONE
+) -> Classification:
     """The task with its network on images that are open already."""
     split, processes, console = images.split, context.processes, context.console
     config = dataclasses.replace(
@@ -53,7 +72,8 @@ def make_task(config: ClassificationConfig, recipe: Recipe, images: Images, cont
             f"learning rate stays {recipe.lr:.3g}."
         )
     check_batch(recipe, len(split.train), processes.count)
-    network = _make_network(config, recipe, images, console, begin=not context.from_checkpoint)
+    network = own.network or _make_network(config, recipe, images, console, begin=not context.from_checkpoint)
+    _describe(network, recipe, images)
     if (
         getattr(network.config, "head", None) == "mlp"
         and min(recipe.batch_size, len(split.train)) < 2 * processes.count
@@ -61,7 +81,7 @@ def make_task(config: ClassificationConfig, recipe: Recipe, images: Images, cont
         raise PatchloomError("The MLP head normalises over a batch: batch_size is at least 2 per process.")
     if context.environment is not None and config.start is not None and config.start.delta:
         load(config.start.weights, **config.start.hints)  # missed now rather than after the last epoch
-    parts: Any = (config, network, images, recipe, processes, console)
+    parts: Any = (config, network, images, recipe, processes, console, own.loss, own.augmentation)
     if config.distillation is None:
         return Classification(*parts)
     task = Distillation(*parts)
@@ -87,11 +107,15 @@ def _make_network(
             console.say(*fill_from(network, start).lines())
         freeze(network, start.tune)
         network.preprocessing = dataclasses.replace(start.preprocessing, img_size=network.config.img_size)
-    network.class_names = class_names
+    return network
+
+
+def _describe(network: Network, recipe: Recipe, images: Images) -> None:
+    """Class names and test preprocessing, which travel with the weights."""
+    network.class_names = images.source.class_names
     network.preprocessing = dataclasses.replace(
         network.preprocessing, crop_ratio=recipe.test_crop_ratio, interpolation=recipe.interpolation
     )
-    return network
 
 
 def _open_teachers(task: Distillation, writes: bool) -> Teachers:

@@ -15,7 +15,7 @@ from patchloom.data.loader import Samples
 from patchloom.data.mixing import Mixing, erase, soft_targets
 from patchloom.data.order import Order, Steps
 from patchloom.data.sources import spread
-from patchloom.data.transforms import Augment, OneView
+from patchloom.data.transforms import Augment, Augmentation, OneView
 from patchloom.data.workers import Batches, load_batches
 from patchloom.devices import pins_memory
 from patchloom.inference.norms import branch_norms
@@ -24,7 +24,7 @@ from patchloom.recipes.recipe import Recipe
 from patchloom.tasks.classification.config import ClassificationConfig
 from patchloom.tasks.classification.finish import finish
 from patchloom.tasks.classification.images import Images
-from patchloom.tasks.classification.losses import recipe_loss
+from patchloom.tasks.classification.losses import Loss, recipe_loss, summed_loss
 from patchloom.tasks.classification.metrics import TOP1, Scores, score
 from patchloom.training.processes import Processes
 from patchloom.training.run import Run
@@ -47,12 +47,15 @@ class Classification(Task):
         recipe: Recipe,
         processes: Processes,
         console: Console,
+        loss: Loss | None = None,
+        augmentation: Augmentation | None = None,
     ) -> None:
         self.config, self.network, self.recipe = config, network, recipe
         self.processes, self.console = processes, console
         self.source, self.split = images.source, images.split
         self.skipped, self.fingerprint = images.skipped, images.fingerprint
         self.modules = nn.ModuleDict({MODEL: network})
+        self.loss, self.augmentation = loss, augmentation  # the user's own, in place of the recipe's
         self.order = Order(len(self.split.train), recipe.batch_size, recipe.repeated_augmentation, recipe.seed)
         self.steps_per_epoch = self.order.steps_per_epoch
         self.mixing = Mixing(recipe.mixup, recipe.cutmix, recipe.mix_probability, recipe.switch_probability)
@@ -61,9 +64,11 @@ class Classification(Task):
     def batches(self, start: int, end: int) -> Batches:
         """(B, height, width, 3) uint8 images and (B,) labels."""
         fields = {field.name: getattr(self.recipe, field.name) for field in dataclasses.fields(Augment)}
-        augment = Augment(**{**fields, "flip": self.recipe.flip if self.source.flips else 0.0})
+        own = self.augmentation
+        augment = own or Augment(**{**fields, "flip": self.recipe.flip if self.source.flips else 0.0})
         view, recipe = OneView(augment, self.network.config.img_size), self.recipe
-        samples = Samples(self.source, self.split.train, view, recipe.seed, fast=augment.pixels == "fast")
+        fast = own is None and recipe.pixels == "fast"
+        samples = Samples(self.source, self.split.train, view, recipe.seed, fast=fast)
         steps = Steps(self.order, start, end, self.processes.rank, self.processes.count)
         return load_batches(samples, steps, recipe.workers, pin=pins_memory(self.processes.device))
 
@@ -80,11 +85,20 @@ class Classification(Task):
 
     def losses(self, batch: Any, step: int, part: int) -> dict[str, Tensor]:
         self._scored = None
+        if self.loss is not None:
+            return {"loss": self._own_loss(batch)}
         x, targets = self.mixed(batch, step, part)
         outputs = self.network(x)
         pair = outputs if isinstance(outputs, tuple) else (outputs,)  # a distilled network learns with both heads
         per_head = [recipe_loss(self.recipe, logits, targets) for logits in pair]
         return {"loss": torch.stack(per_head).mean(dim=0)}
+
+    def _own_loss(self, batch: Any) -> Tensor:
+        """The user's loss of logits and labels, which are not mixed or smoothed; one value per image, or their sum."""
+        images, labels = batch
+        outputs = self.network(to_input(images, self.network.preprocessing))
+        logits = outputs[0] if isinstance(outputs, tuple) else outputs
+        return summed_loss(self.loss, logits, labels)
 
     def evaluate(self, modules: nn.ModuleDict, after_batch: Callable[[], None]) -> dict[str, Any]:
         network = modules[MODEL]

@@ -1,19 +1,12 @@
-"""Runs with parts of the user's own have no commands: they are started from Python."""
+"""Runs with parts of the user's own have no commands of their own: they are started from Python. Those that hold a
+network of ours are evaluated and applied as any classifier."""
 
 from __future__ import annotations
 
-import argparse
-from typing import NoReturn
-
+from patchloom.tasks.classification.evaluate_command import EVALUATE as CLASSIFIERS
+from patchloom.tasks.classification.evaluate_command import PREDICT as CLASSES
 from patchloom.tasks.commands import Command, Tool
 
-
-def _from_python_only(_: argparse.Namespace) -> NoReturn:
-    from patchloom.errors import PatchloomError
-    from patchloom.tasks.own.spec import MESSAGE
-
-    raise PatchloomError(MESSAGE)
-
-
 COMMANDS: tuple[Command, ...] = ()
-EVALUATE = PREDICT = Tool(lambda _: None, _from_python_only)
+EVALUATE = Tool(lambda _: None, CLASSIFIERS.run)
+PREDICT = Tool(lambda _: None, CLASSES.run)

@@ -1,4 +1,8 @@
-"""A supervised task from parts of the user's own, completed by ours where none is given."""
+"""A task from parts of the user's own, completed by ours where none is given.
+
+A network of ours, by name or as an object, is trained by `Classification` with the recipe as it is; the own parts stand
+in for its dataset, loss or augmentation. Any other module is trained by `Supervised`.
+"""
 
 from __future__ import annotations
 
@@ -8,122 +12,183 @@ from collections.abc import Mapping
 from os import PathLike
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn import functional as F
 
-from patchloom.console import Console
 from patchloom.data.opening import open_source
 from patchloom.data.own import OwnAugment, is_dataset
-from patchloom.data.randomness import seed_of
+from patchloom.data.sources import Source
 from patchloom.data.splits import Splits, split_source
 from patchloom.data.transforms import Augment
 from patchloom.errors import PatchloomError
+from patchloom.models.network import Network
 from patchloom.models.preprocessing import Preprocessing, default_preprocessing
-from patchloom.models.registry import create_model
-from patchloom.recipes.recipe import Recipe
-from patchloom.tasks.own.config import OwnConfig
-from patchloom.tasks.own.samples import Samples, SourceData, held_out_indices
-from patchloom.tasks.own.task import Loss, Supervised
-from patchloom.training.processes import Processes
+from patchloom.recipes.cited import cite
+from patchloom.recipes.recipe import Recipe, setting_types
+from patchloom.tasks.classification.losses import Loss
+from patchloom.tasks.classification.plans import plan_training
+from patchloom.tasks.classification.setup import OwnParts, open_task
+from patchloom.tasks.own.config import OwnConfig, OwnOptions
+from patchloom.tasks.own.samples import OwnSamples, SourceData
+from patchloom.tasks.own.split import split_indices
+from patchloom.tasks.own.task import Supervised
+from patchloom.tasks.spec import Context
+from patchloom.training.task import Task
 
-_HELD_OUT = 0.2
+# without effect beside a loss, or an augmentation, of the user's own: values that recipe.yaml then records
+_WITHOUT_LOSS = {"mixup": 0.0, "cutmix": 0.0, "label_smoothing": 0.0, "erasing": 0.0}
+_WITHOUT_AUGMENTATION = {"augmentation": "none", "color_jitter": 0.0, "affine": 0.0, "flip": 0.0}
 
 
-def open_supervised(
-    data: Any,
-    model: str | nn.Module,
-    recipe: Recipe,
-    processes: Processes,
-    console: Console,
-    *,
-    validation: Any = None,
-    loss: Loss | None = None,
-    augmentation: Any = None,
-    splits: Splits | None = None,
-    labels: str | None = None,
-    model_options: Mapping[str, Any] | None = None,
-) -> Supervised:
-    """The task: a module or a model's name, a data set or a source of images, and the rest by default.
+@dataclasses.dataclass(frozen=True)
+class OwnRun:
+    """What `train` was given: at least one part is the user's own."""
 
-    Wrong types are a `PatchloomError` that says what was expected.
-    """
-    _check_parts(data, model, loss, augmentation, validation)
-    train, held_out, names = _data(data, validation, splits or Splits(), labels)
-    module = _module(model, names, recipe, model_options or {})
-    preprocessing = _preprocessing(module, recipe)
-    augment = _augment(augmentation, recipe)
-    name = model if isinstance(model, str) else part_name(model)
-    parts = {"loss": loss, "augmentation": augmentation, "dataset": data if is_dataset(data) else None}
-    described = {key: part_name(part) for key, part in parts.items() if part is not None}
-    where = str(data) if isinstance(data, str | PathLike) else part_name(data)
-    console.say(f"{where}: {len(train[1])} training samples, {len(held_out[1])} held out.")
-    return Supervised(
-        OwnConfig(where, name, described),
-        module,
-        loss or F.cross_entropy,
-        Samples(*train, preprocessing, augment, recipe.seed),
-        Samples(*held_out, preprocessing),
+    data: Any
+    model: str | nn.Module
+    validation: Any = None
+    loss: Loss | None = None
+    augmentation: Any = None
+    splits: Splits = dataclasses.field(default_factory=Splits)
+    labels: str | None = None
+    model_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, str | nn.Module):
+            raise PatchloomError(f"model is a name or a torch.nn.Module, not {type(self.model).__name__}.")
+        for name in ("loss", "augmentation"):
+            part = getattr(self, name)
+            if part is not None and not callable(part):
+                raise PatchloomError(f"{name} is a function, not {type(part).__name__}.")
+        for name in ("data", "validation"):
+            part = getattr(self, name)
+            is_place = name == "data" and isinstance(part, str | PathLike)
+            if part is not None and not is_place and not is_dataset(part):
+                raise PatchloomError(
+                    f"{name} is {'a folder, a file, another source, or ' * (name == 'data')}a dataset with __len__ and "
+                    f"__getitem__, not {type(part).__name__}."
+                )
+            if is_dataset(part) and not len(part):
+                raise PatchloomError(f"{name}, {type(part).__name__}, is empty.")
+        if self.validation is not None and not is_dataset(self.data):
+            raise PatchloomError("validation goes with a dataset of your own; other data has splits: test_split=...")
+        if isinstance(self.model, nn.Module) and self.model_options:
+            raise PatchloomError("model_options are for models by name; build your own module as you need it.")
+
+    @property
+    def where(self) -> str:
+        return str(self.data) if isinstance(self.data, str | PathLike) else f"dataset {part_name(self.data)}"
+
+    def parts(self) -> dict[str, str]:
+        """The names of the parts that are the user's own."""
+        own = {"loss": self.loss, "augmentation": self.augmentation, "validation": self.validation}
+        own["dataset"] = self.data if is_dataset(self.data) else None
+        own["model"] = self.model if isinstance(self.model, nn.Module) else None
+        return {name: part_name(part) for name, part in own.items() if part is not None}
+
+
+def own_config(run: OwnRun, task: Task) -> OwnConfig:
+    """What recipe.yaml holds of such a run."""
+    network = task.modules["model"]
+    described = network.config.to_json() if isinstance(network, Network) else {"name": part_name(network)}
+    return OwnConfig(run.where, described, run.parts())
+
+
+def open_own(run: OwnRun, recipe: str | Recipe, changes: Mapping[str, Any], context: Context) -> tuple[Task, Recipe]:
+    """The task and its recipe, with what applies of it."""
+    if isinstance(run.model, str | Network):
+        return _open_classification(run, recipe, changes, context)
+    return _open_supervised(run, recipe, changes, context)
+
+
+def _open_classification(
+    run: OwnRun, recipe: str | Recipe, changes: Mapping[str, Any], context: Context
+) -> tuple[Task, Recipe]:
+    source = open_source(run.data, run.labels, validation=run.validation) if is_dataset(run.data) else None
+    model = run.model.config if isinstance(run.model, Network) else str(run.model)
+    data = run.where if source is not None else run.data
+    planned = plan_training(data, model, recipe, changes, run.model_options, run.labels, splits=run.splits)
+    resolved = _without(planned.recipe, run, changes)
+    augmentation = OwnAugment(run.augmentation) if run.augmentation else None
+    own = OwnParts(source, _checked_network(run.model, source), run.loss, augmentation)
+    task = open_task(planned.task, resolved, context, own)
+    context.console.say(*planned.notes)
+    return task, resolved
+
+
+def _checked_network(model: Any, source: Source | None) -> Network | None:
+    if not isinstance(model, Network):
+        return None
+    if source is not None and model.config.num_classes != len(source.class_names):
+        raise PatchloomError(
+            f"{model.config.name} has {model.config.num_classes} classes, the data {len(source.class_names)}: "
+            f"model.reset_head({len(source.class_names)}) first."
+        )
+    return model
+
+
+def _without(recipe: Recipe, run: OwnRun, changes: Mapping[str, Any]) -> Recipe:
+    """The recipe without what an own loss or augmentation replaces; asked for beside it, that is refused."""
+    for part, values in (("loss", _WITHOUT_LOSS), ("augmentation", _WITHOUT_AUGMENTATION)):
+        if getattr(run, part) is None:
+            continue
+        if asked := sorted(set(changes) & set(values)):
+            raise PatchloomError(f"{', '.join(asked)} has no effect with {part} of your own: leave it out.")
+        recipe = cite(recipe, **{name: (value, f"none beside an own {part}") for name, value in values.items()})
+    return recipe
+
+
+def _open_supervised(
+    run: OwnRun, recipe: str | Recipe, changes: Mapping[str, Any], context: Context
+) -> tuple[Supervised, Recipe]:
+    from patchloom.recipes.changes import apply_changes
+    from patchloom.recipes.registry import find_recipe
+
+    chosen = find_recipe(recipe) if isinstance(recipe, str) else recipe
+    if not isinstance(chosen, Recipe):
+        raise PatchloomError(f"recipe is the name of a recipe or a Recipe, not {type(recipe).__name__}.")
+    resolved, notes = apply_changes(_for_modules(chosen), changes)
+    assert isinstance(run.model, nn.Module)
+    preprocessing = _preprocessing(run.model, resolved)
+    train, held_out = _data(run)
+    augment = OwnAugment(run.augmentation) if run.augmentation else _augment(resolved)
+    context.console.say(*notes, f"{run.where}: {len(train[1])} training samples, {len(held_out[1])} held out.")
+    task = Supervised(
+        OwnConfig(run.where, {"name": part_name(run.model)}, run.parts()),
+        run.model,
+        run.loss or F.cross_entropy,
+        OwnSamples(*train, preprocessing, augment, resolved.seed),
+        OwnSamples(*held_out, preprocessing),
         preprocessing,
-        recipe,
-        processes,
-        console,
+        resolved,
+        context,
     )
+    return task, resolved
 
 
-def _check_parts(data: Any, model: Any, loss: Any, augmentation: Any, validation: Any) -> None:
-    if not isinstance(model, str | nn.Module):
-        raise PatchloomError(f"model is a name or a torch.nn.Module, not {type(model).__name__}.")
-    for name, part in (("loss", loss), ("augmentation", augmentation)):
-        if part is not None and not callable(part):
-            raise PatchloomError(f"{name} is a function, not {type(part).__name__}.")
-    for name, part in (("data", data), ("validation", validation)):
-        if part is not None and not isinstance(part, str | PathLike) and not is_dataset(part):
-            raise PatchloomError(
-                f"{name} is a folder, a file, another source, or a data set with __len__ and __getitem__, not "
-                f"{type(part).__name__}."
-            )
-        if is_dataset(part) and not len(part):
-            raise PatchloomError(f"{name}, {type(part).__name__}, is empty.")
+def _for_modules(recipe: Recipe) -> Recipe:
+    """A recipe with the fields that apply to any module: duration, optimizer, schedule, and crops of images."""
+    types = setting_types(OwnOptions)
+    fields = {name: value for name, value in recipe.to_json().items() if name in types}
+    sources = {name: source for name, source in recipe.sources.items() if name in types}
+    return Recipe.of(OwnOptions, name=recipe.name, summary=recipe.summary, sources=sources, **fields)
 
 
-Part = tuple[Any, list[int]]  # a data set, and the indices of it that belong to the part
+Part = tuple[Any, list[int]]  # a dataset, and the indices of it that belong to the part
 
 
-def _data(data: Any, validation: Any, splits: Splits, labels: str | None) -> tuple[Part, Part, int | None]:
-    """What to learn from, what to hold out, and the number of classes where the data says it."""
-    if not is_dataset(data):
-        source = open_source(data, labels)
-        split = split_source(source, splits)
+def _data(run: OwnRun) -> tuple[Part, Part]:
+    """What to learn from, and what to hold out."""
+    if not is_dataset(run.data):
+        source = open_source(run.data, run.labels)
+        split = split_source(source, run.splits)
         parts = (SourceData(source, split.train), SourceData(source, split.held_out))
         train, held_out = ((part, list(range(len(part)))) for part in parts)
-        return train, held_out, len(source.class_names)
-    classes = getattr(data, "classes", None)
-    count = len(classes) if classes is not None else None
-    if validation is not None:
-        return (data, list(range(len(data)))), (validation, list(range(len(validation)))), count
-    fraction = _HELD_OUT if splits.hold_out is None else float(splits.hold_out)
-    held = held_out_indices(len(data), fraction)
-    kept = [index for index in range(len(data)) if index not in held]
-    return (data, kept), (data, sorted(held)), count
-
-
-def _module(model: str | nn.Module, classes: int | None, recipe: Recipe, options: Mapping[str, Any]) -> nn.Module:
-    if isinstance(model, nn.Module):
-        if options:
-            raise PatchloomError(
-                "model_options are for models by name; build your own module with the options it needs."
-            )
-        return model
-    if classes is None and "num_classes" not in options:
-        raise PatchloomError(
-            "The number of classes is not known: give the data set an attribute `classes`, a list of names, or pass "
-            "model_options={'num_classes': N}."
-        )
-    size = {} if recipe.resolution is None else {"img_size": recipe.resolution}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed_of(recipe.seed, "start"))
-        return create_model(model, **{"num_classes": classes or 1, **size, **options})
+        return train, held_out
+    if run.validation is not None:
+        return (run.data, list(range(len(run.data)))), (run.validation, list(range(len(run.validation))))
+    kept, held = split_indices(len(run.data), run.splits)
+    return (run.data, kept), (run.data, held)
 
 
 def _preprocessing(module: nn.Module, recipe: Recipe) -> Preprocessing:
@@ -135,13 +200,11 @@ def _preprocessing(module: nn.Module, recipe: Recipe) -> Preprocessing:
     return dataclasses.replace(own, crop_ratio=recipe.test_crop_ratio, interpolation=recipe.interpolation)
 
 
-def _augment(augmentation: Any, recipe: Recipe) -> Any:
-    if augmentation is not None:
-        return OwnAugment(augmentation)
+def _augment(recipe: Recipe) -> Augment:
     return Augment(**{field.name: getattr(recipe, field.name) for field in dataclasses.fields(Augment)})
 
 
 def part_name(part: Any) -> str:
-    """A name for a module, a function or a data set, for people."""
+    """A name for a module, a function or a dataset, for people."""
     named = inspect.isfunction(part) or inspect.isclass(part)
     return str(part.__name__ if named else type(part).__name__)

@@ -1,8 +1,7 @@
-"""Samples of a user's own data set, or of images from anywhere for a user's own module."""
+"""Samples for a module of the user's own: from a dataset of any kind, or from images of any source."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,10 +32,10 @@ class SourceData(Dataset[tuple[Any, int]]):
         return self.source.read(item), item.label
 
 
-class Samples(Dataset[tuple[Any, Any]]):
-    """(input, target) by key: a tensor of the data set as it is, an image augmented, or cropped as in evaluation.
+class OwnSamples(Dataset[tuple[Any, Any]]):
+    """(input, target) by key: a tensor of the dataset as it is, an image augmented, or cropped as in evaluation.
 
-    `indices` are those of the data set that belong to these samples; without `augment` images are only cropped.
+    `indices` are those of the dataset that belong to these samples; without `augment` images are only cropped.
     """
 
     def __init__(
@@ -70,12 +69,6 @@ def _pair(entry: Any, index: int) -> tuple[Any, Any]:
     if isinstance(entry, tuple | list) and len(entry) == 2:
         return entry[0], entry[1]
     raise PatchloomError(
-        f"Entry {index} of the data set is {type(entry).__name__}; expected a pair (input, target). The input is a "
-        "tensor, an image (PIL, array or path), the target whatever the loss takes."
+        f"Entry {index} of the dataset is {type(entry).__name__}; expected a pair (input, target). The input is a "
+        "tensor or an image (PIL, array or path), the target whatever the loss takes."
     )
-
-
-def held_out_indices(count: int, fraction: float) -> set[int]:
-    """The same indices on every machine and in every run: a fraction of all, by a hash."""
-    order = sorted(range(count), key=lambda index: hashlib.sha256(str(index).encode()).digest())
-    return set(order[: int(count * fraction)])

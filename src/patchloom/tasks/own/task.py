@@ -1,59 +1,49 @@
-"""Supervised learning with the user's own module, data set, loss or augmentation."""
+"""Supervised learning with a module of the user's own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from patchloom.console import Console
 from patchloom.data.images import to_input
-from patchloom.data.order import Order, Steps
+from patchloom.data.order import Key, Order, Steps
 from patchloom.data.workers import Batches, load_batches
 from patchloom.devices import pins_memory, to_device
-from patchloom.errors import PatchloomError
-from patchloom.models.network import Network
 from patchloom.models.preprocessing import Preprocessing
 from patchloom.recipes.recipe import Recipe
+from patchloom.tasks.classification.losses import Loss, summed_loss
 from patchloom.tasks.own.config import OwnConfig
-from patchloom.tasks.own.samples import Samples
-from patchloom.training.processes import Processes
+from patchloom.tasks.own.samples import OwnSamples
+from patchloom.tasks.spec import Context
+from patchloom.training.loop import check_batch
 from patchloom.training.run import Run
 from patchloom.training.task import Metric, Result, Task, first_tensor
-from patchloom.weights.save import save
 
 MODEL = "model"
-Loss = Callable[[Any, Any], Tensor]
 
 
 class Supervised(Task):
-    """`loss(model(inputs), targets)` is minimised. Inputs and targets are what the samples hold, stacked.
-
-    Args:
-        model: Any module; its output goes to the loss.
-        loss: (outputs, targets) -> one value for the batch, its mean, or one value per sample (B,).
-        train: Samples to learn from.
-        held_out: Samples to measure on; may be empty.
-    """
+    """`loss(model(inputs), targets)` is minimised. Inputs and targets are what the samples hold, stacked."""
 
     def __init__(
         self,
         config: OwnConfig,
         model: nn.Module,
         loss: Loss,
-        train: Samples,
-        held_out: Samples,
+        train: OwnSamples,
+        held_out: OwnSamples,
         preprocessing: Preprocessing,
         recipe: Recipe,
-        processes: Processes,
-        console: Console,
+        context: Context,
     ) -> None:
-        self.config, self.loss, self.recipe = config, loss, recipe
-        self.processes, self.console = processes, console
-        self.train_samples, self.held_out, self.preprocessing = train, held_out, preprocessing
+        self.config, self.loss, self.recipe, self.preprocessing = config, loss, recipe, preprocessing
+        self.processes, self.console = context.processes, context.console
+        self.train_samples, self.held_out = train, held_out
+        check_batch(recipe, len(train), self.processes.count)
         self.modules = nn.ModuleDict({MODEL: model})
         self.order = Order(len(train), recipe.batch_size, recipe.repeated_augmentation, recipe.seed)
         self.steps_per_epoch = self.order.steps_per_epoch
@@ -61,69 +51,70 @@ class Supervised(Task):
 
     def batches(self, start: int, end: int) -> Batches:
         steps = Steps(self.order, start, end, self.processes.rank, self.processes.count)
-        return load_batches(self.train_samples, steps, self.recipe.workers, pin=pins_memory(self.processes.device))
+        return self._load(self.train_samples, steps)
+
+    def _load(self, samples: OwnSamples, batches: Any) -> Batches:
+        return load_batches(samples, batches, self.recipe.workers, pin=pins_memory(self.processes.device))
 
     def losses(self, batch: Any, step: int, part: int) -> dict[str, Tensor]:  # noqa: ARG002 - nothing is drawn here
-        return {"loss": self._loss_sum(self.modules[MODEL], batch)[0]}
+        outputs = self._forward(self.modules[MODEL], batch[0])
+        return {"loss": summed_loss(self.loss, outputs, batch[1])}
 
-    def _loss_sum(self, model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
-        """The loss, summed over the batch, and the outputs."""
-        inputs, targets = batch
+    def _forward(self, model: nn.Module, inputs: Any) -> Any:
         if isinstance(inputs, Tensor) and inputs.dtype == torch.uint8:  # images (B, height, width, 3)
             inputs = to_input(inputs, self.preprocessing)
-        outputs = model(inputs)
-        value = self.loss(outputs, targets)
-        if not isinstance(value, Tensor) or value.ndim > 1:
-            shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise PatchloomError(
-                f"The loss returns {shape}. It returns a tensor: one value for the batch (its mean), or one per sample."
-            )
-        return (value * len(first_tensor(inputs)) if value.ndim == 0 else value.sum()), outputs
+        return model(inputs)
 
     @torch.no_grad()
     def evaluate(self, modules: nn.ModuleDict, after_batch: Callable[[], None]) -> dict[str, Any]:
         """The mean loss, and the accuracy where outputs (B, classes) meet integer targets (B,)."""
         if not len(self.held_out):
             return {}
-        model, device = modules[MODEL], self.processes.device
+        model = modules[MODEL]
         was_training = model.training
         model.eval()
-        loss, right, count, classified, done = 0.0, 0, 0, True, 0
-        mine = self._held_out_batches()
-        most = max(self.processes.gather(len(mine)))
         try:
-            with closing(load_batches(self.held_out, mine, self.recipe.workers)) as batches:
-                for batch in batches:
-                    inputs, targets = batch = to_device(batch, device)
-                    value, outputs = self._loss_sum(model, batch)
-                    loss, count = loss + float(value), count + len(first_tensor(inputs))
-                    classified = classified and _are_classes(outputs, targets)
-                    right += int((outputs.argmax(dim=1) == targets).sum()) if classified else 0
-                    after_batch()
-                    done += 1
+            loss, right, count = self._measure(model, after_batch)
         finally:
             model.train(was_training)
-        for _ in range(most - done):  # every process calls it equally often
-            after_batch()
-        total, seen = self.processes.total(loss), self.processes.total(count)
-        metrics: dict[str, Any] = {"count": int(seen), "loss": total / seen}
-        return metrics | ({"top1": self.processes.total(right) / seen} if classified else {})
+        classified = all(part is not None for part in self.processes.gather(right))
+        total, samples = self.processes.total(loss), self.processes.total(count)
+        metrics: dict[str, Any] = {"count": int(samples), "loss": total / samples}
+        return metrics | ({"top1": self.processes.total(right or 0) / samples} if classified else {})
 
-    def _held_out_batches(self) -> Sequence[list[tuple[int, int, int]]]:
-        """The keys of this process's batches: each sample once over all processes."""
+    def _measure(self, model: nn.Module, after_batch: Callable[[], None]) -> tuple[float, int | None, int]:
+        """Sum of losses, right answers (None: these are not classes) and samples of this process.
+
+        Every process runs as many batches as the others, which sharded modules need; what is over is not counted."""
+        mine, padded = self._held_out_batches()
+        loss, right, count = 0.0, 0, 0
+        classes = True
+        with closing(self._load(self.held_out, padded)) as batches:
+            for i, batch in enumerate(batches):
+                inputs, targets = to_device(batch, self.processes.device)
+                outputs = self._forward(model, inputs)
+                if i < mine:
+                    loss += float(summed_loss(self.loss, outputs, targets).sum())
+                    count += len(first_tensor(targets))
+                    classes = classes and _are_classes(outputs, targets)
+                    right += int((outputs.argmax(dim=1) == targets).sum()) if classes else 0
+                after_batch()
+        return loss, right if classes else None, count
+
+    def _held_out_batches(self) -> tuple[int, list[list[Key]]]:
+        """How many batches are this process's own, and those with as many more as the others have."""
         size = max(1, min(self.recipe.batch_size, len(self.held_out)))
-        keys = [(i, 0, 0) for i in range(self.processes.rank, len(self.held_out), self.processes.count)]
-        return [keys[i : i + size] for i in range(0, len(keys), size)]
+        keys: list[Key] = [(i, 0, 0) for i in range(len(self.held_out))]
+        batches = [keys[i : i + size] for i in range(0, len(keys), size)]
+        mine = batches[self.processes.rank :: self.processes.count]
+        most = -(-len(batches) // self.processes.count)
+        return len(mine), [*mine, *batches[: most - len(mine)]]
 
     def environment(self) -> dict[str, Any]:
         return {"data": {"where": self.config.data, "training": len(self.train_samples), "held": len(self.held_out)}}
 
     def finish(self, run: Run, result: Result) -> None:
-        """A network of ours is saved so that `load` takes it, any other module with its own tensors."""
-        network = result.modules[MODEL]
         super().finish(run, result)
-        if isinstance(network, Network) and self.processes.is_main_process:
-            save(network, run.folder / "export" / "model.safetensors")
         self.console.say(f"The report is {run.folder / 'report.html'}, the weights are in {run.folder / 'export'}.")
 
 
