@@ -14,6 +14,7 @@ from typing import Any
 import patchloom  # noqa: F401 - fills the registry
 from patchloom.models.complexity import complexity
 from patchloom.models.registry import Entry, entries
+from patchloom.recipes.options import ClassificationOptions
 from patchloom.recipes.recipe import Recipe
 from patchloom.recipes.registry import find_recipe, list_recipes
 from patchloom.weights.hub import published_tags
@@ -78,7 +79,7 @@ def variants(family: str | None) -> str:
 def all_recipes(_: str | None) -> str:
     """Every recipe with the values for its paper's reference model."""
     head = ("recipe", "optimizer, rate", "batch", "epochs", "weight decay", "loss", "mixup, CutMix")
-    rows = [recipe_row(find_recipe(name)) for name in list_recipes() if "@" not in name]
+    rows = [recipe_row(find_recipe(name)) for name in list_recipes(ClassificationOptions) if "@" not in name]
     return markdown((*head, "augmentation, crop", "drop path"), rows, left=(0, 1, 5, 6, 7))
 
 

@@ -32,6 +32,7 @@ _MODULES = {
     "predict": "patchloom.runs.kinds",
     "save": "patchloom.weights.save",
     "train": "patchloom.api",
+    "translate": "patchloom.api",
     "uniform_drop_rate": "patchloom.layers.scales",
 }
 __all__ = list(_MODULES)
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
     from patchloom.api import distill as distill
     from patchloom.api import finetune as finetune
     from patchloom.api import train as train
+    from patchloom.api import translate as translate
     from patchloom.errors import PatchloomError as PatchloomError
     from patchloom.explaining.explanation import explain as explain
     from patchloom.layers.attention import capture_attention as capture_attention

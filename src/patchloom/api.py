@@ -19,6 +19,7 @@ from patchloom.tasks.classification.config import DistillationConfig
 from patchloom.tasks.classification.plans import plan_distillation, plan_finetuning, plan_training
 from patchloom.tasks.own.plan import OwnRun, open_own, own_config
 from patchloom.tasks.spec import Context
+from patchloom.tasks.translation.plans import plan_translation
 from patchloom.training.callbacks import Callback
 from patchloom.training.processes import join_processes
 from patchloom.training.run import Run
@@ -177,3 +178,36 @@ def finetune(
         labels=labels, splits=Splits(train_split, test_split, hold_out),
     )  # fmt: skip
     return launch(config, out, strict=strict, log=log, console=console, device=device)
+
+
+def translate(
+    data: Place,
+    *,
+    pair: str,
+    model: str,
+    out: Place,
+    recipe: str | Recipe | None = None,
+    vocabulary: Place | None = None,
+    model_options: Mapping[str, Any] | None = None,
+    strict: bool = False,
+    log: str | None = None,
+    console: Console | None = None,
+    device: Device = "auto",
+    callbacks: Sequence[Callback] = (),
+    **changes: Any,
+) -> Run:
+    """Train a network that translates. `patchloom.predict(run.folder, sentences)` applies it.
+
+    Args:
+        data: A folder with the files train.en, train.de, val.en and val.de for the pair en-de, plain or with .gz, one
+            sentence per line.
+        pair: Source and target language, such as "en-de".
+        model: A name of `list_models(kind="text")`.
+        recipe: "resmlp_mt", "transformer_mt" or a small form; by default that of the family.
+        vocabulary: A model of sentencepiece; by default one is trained on the training split.
+        strict: Raise an error for empty and too long lines instead of leaving them out.
+
+    The others are those of `train`.
+    """
+    config = plan_translation(data, pair, model, recipe, vocabulary, changes, model_options)
+    return launch(config, out, strict=strict, log=log, console=console, device=device, callbacks=callbacks)

@@ -126,7 +126,7 @@ def test_closed_form_equals_what_a_network_does(name: str, options: dict[str, An
     assert cost.activations == counter.activations + (config.num_classes if per_class else 0)
 
 
-@pytest.mark.parametrize("name", patchloom.list_models())
+@pytest.mark.parametrize("name", patchloom.list_models(kind="image"))
 def test_every_listed_model_is_built_with_the_parameters_of_the_table(name: str) -> None:
     with torch.device("meta"):
         model = build(find_config(name))

@@ -35,7 +35,7 @@ def images(model, batch: int = 3) -> torch.Tensor:
     return torch.randn(batch, model.config.in_chans, *model.config.img_size)
 
 
-@pytest.mark.parametrize("name", patchloom.list_models())
+@pytest.mark.parametrize("name", patchloom.list_models(kind="image"))
 def test_every_parameter_of_every_model_gets_a_gradient_and_a_role(name: str) -> None:
     model = stir(shrunk(name), 0.3).eval()
     x = images(model)

@@ -10,7 +10,7 @@ from patchloom.recipes.recipe import Recipe, setting_types
 from patchloom.recipes.registry import find_recipe, list_recipes
 from patchloom.recipes.small import small
 
-PAPERS = [name for name in list_recipes() if "@" not in name]
+PAPERS = [name for name in list_recipes(ClassificationOptions) if "@" not in name]
 RULED = {
     "batch_size", "epochs", "warmup_epochs", "schedule_by", "decay_epochs", "bce_threshold",
     "lr_scaling", "resolution", "crop_scale", "augmentation", "affine",

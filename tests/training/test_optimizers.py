@@ -96,3 +96,22 @@ def test_the_average_follows_its_formula() -> None:
     early.update(model, 1)
     share = 2 / 11  # (1 + t) / (10 + t)
     assert_close(early.model.weight, share * other.weight.detach() + (1 - share) * model.weight.detach(), 1e-6)
+
+
+def test_adagrad_and_adam_follow_their_formulas() -> None:
+    gradients = [torch.tensor([[1.0, -2.0]]), torch.tensor([[0.5, 3.0]])]
+    moved = {}
+    for name in ("adagrad", "adam"):
+        layer = nn.Linear(2, 1, bias=False)
+        nn.init.zeros_(layer.weight)
+        recipe = Recipe(name="mine", optimizer=name, lr=0.1, eps=1e-10, betas=(0.9, 0.98), weight_decay=0.0)
+        optimizer = make_optimizer(layer, recipe)
+        for gradient in gradients:
+            layer.weight.grad = gradient.clone()
+            optimizer.step()
+        moved[name] = layer.weight.detach()
+    one, two = gradients
+    assert_close(moved["adagrad"], -0.1 * (one.sign() + two / (one**2 + two**2).sqrt()), 1e-6)
+    mean = (0.1 * 0.9 * one + 0.1 * two) / (1 - 0.9**2)
+    square = (0.02 * 0.98 * one**2 + 0.02 * two**2) / (1 - 0.98**2)
+    assert_close(moved["adam"], -0.1 * (one.sign() + mean / square.sqrt()), 1e-6)

@@ -53,3 +53,17 @@ def test_step_decay_and_constant() -> None:
         [0.1, 0.1, 0.01, 1e-3, 1e-4]
     )
     assert learning_rate(DEIT.replace(schedule="constant", warmup_epochs=0), 250, 1) == 1e-3
+
+
+def test_a_warm_up_in_steps_does_not_depend_on_the_length_of_an_epoch() -> None:
+    recipe = DEIT.replace(schedule="constant", warmup_steps=40, warmup_lr=0.0, steps=100)
+    for per_epoch in (1, 7, 1000):
+        assert [learning_rate(recipe, step, per_epoch) for step in (0, 10, 40, 99)] == [0.0, 2.5e-4, 1e-3, 1e-3]
+
+
+def test_inverse_square_root() -> None:
+    recipe = DEIT.replace(schedule="inverse_sqrt", warmup_steps=100, warmup_lr=0.0, steps=1000)
+    assert learning_rate(recipe, 50, 10) == pytest.approx(5e-4)
+    for step in (100, 400, 900):
+        assert learning_rate(recipe, step, 10) == pytest.approx(1e-3 * (100 / step) ** 0.5)
+    assert learning_rate(recipe.replace(warmup_steps=0), 0, 10) == 1e-3

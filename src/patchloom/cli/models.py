@@ -53,11 +53,14 @@ def model_rows(pattern: str) -> list[dict[str, Any]]:
     from patchloom.weights.catalogue import PUBLISHED
 
     rows = []
-    found = entries(pattern)
+    found = entries(pattern, kind=None)
     if not found:
         found = [Entry(find_config(pattern), Paper("not in a table"))]
     for entry in found:
         config = entry.config
+        if config.kind != "image":
+            rows.append(_row_without_images(entry))
+            continue
         cost = complexity(config)
         row = {
             "name": config.name,
@@ -76,6 +79,19 @@ def model_rows(pattern: str) -> list[dict[str, Any]]:
     return rows
 
 
+def _row_without_images(entry: Any) -> dict[str, Any]:
+    """A network for text: its cost depends on the lengths of the sequences, so only the parameters are counted."""
+    import torch
+
+    from patchloom.models.registry import build
+
+    with torch.device("meta"):
+        params = sum(parameter.numel() for parameter in build(entry.config).parameters())
+    unknown = dict.fromkeys(("macs", "activations", "resolution"))
+    row = {"name": entry.config.name, "family": entry.config.family, "params": params, **unknown}
+    return {**row, "weights": [], "source": entry.paper.source}
+
+
 def _table(rows: list[dict[str, Any]]) -> list[str]:
     numbers = ("params", "pixels", "MACs", "activations", "MACs at 384", "activations")
     head = ("model", *numbers, "published weights", "source")
@@ -83,13 +99,14 @@ def _table(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    def cost(at: dict[str, int] | None) -> tuple[str, str]:
-        return (f"{at['macs'] / 1e9:.2f}G", f"{at['activations'] / 1e6:.1f}M") if at else ("-", "-")
+    def cost(at: dict[str, Any] | None) -> tuple[str, str]:
+        known = at is not None and at["macs"] is not None
+        return (f"{at['macs'] / 1e9:.2f}G", f"{at['activations'] / 1e6:.1f}M") if at and known else ("-", "-")
 
     return (
         row["name"],
         f"{row['params'] / 1e6:.2f}M",
-        str(row["resolution"]),
+        str(row["resolution"] or "-"),
         *cost(row),
         *cost(row.get("at_384")),
         ", ".join(row["weights"]) or "-",

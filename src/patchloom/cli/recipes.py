@@ -49,11 +49,14 @@ def run(options: argparse.Namespace) -> None:
 
 def _list(recipes: Sequence[Recipe]) -> str:
     head = ("recipe", "optimizer", "lr", "batch", "epochs", "loss", "purpose")
-    rows = [
-        (r.name, r.optimizer, f"{r.lr:g}", str(r.batch_size), str(r.epochs), getattr(r, "loss", "-"), r.summary)
-        for r in recipes
-    ]
+    rows = [_row(recipe) for recipe in recipes]
     return "\n".join([*table([("recommended", ""), *_RECOMMENDED]), "", *table([head, *rows])])
+
+
+def _row(recipe: Recipe) -> tuple[str, ...]:
+    length = str(recipe.epochs) if recipe.steps is None else recipe.duration
+    loss = getattr(recipe.options, "loss", "-")
+    return recipe.name, recipe.optimizer, f"{recipe.lr:g}", recipe.batch_text, length, loss, recipe.summary
 
 
 def _one(recipe: Recipe) -> str:

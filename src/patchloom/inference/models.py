@@ -26,6 +26,10 @@ def open_model(
         raise PatchloomError(f"{model} is an ONNX file: only `evaluate`, `--disagreement` and `distill` take those.")
     if isinstance(model, str | PathLike):
         network = load(model, img_size=resolution, base=base)
+        if network.config.kind != "image":
+            raise PatchloomError(
+                f"{model} is a network of {network.config.kind}, and this command needs one of images."
+            )
     else:
         network = unwrapped(model)
         if resolution is not None and network.config.img_size != (resolution, resolution):

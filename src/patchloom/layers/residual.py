@@ -4,12 +4,14 @@ In a post-norm residual the branches have no norm, and one norm follows the sum.
 
 Shapes: x is (B, N, D) tokens or (B, height, width, D) maps. With `queries=k` only the first k tokens are updated and
 returned, (B, k, D), while a mixing branch still reads all of x. Class-attention uses this, and so does the last block
-if only the class token is read.
+if only the class token is read. Further keyword arguments are handed to every branch's function: the mask of a
+sequence, the tokens that it attends to, a cache.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -60,18 +62,18 @@ class Branch(nn.Module):
         self.drop_path = DropPath(drop_path)
         self.independent = not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in self.modules())
 
-    def forward(self, total: Tensor, x: Tensor, queries: int | None = None) -> Tensor:
+    def forward(self, total: Tensor, x: Tensor, queries: int | None = None, **context: Any) -> Tensor:
         if not self.drop_path.active:
-            return self.scale(total, self.update(x, queries))
+            return self.scale(total, self.update(x, queries, **context))
         # a BatchNorm in the branch would see other statistics if samples were left out
-        several = self.fast and self.independent and len(x) >= self.least
+        several = self.fast and self.independent and len(x) >= self.least and not context
         if several and x.is_cpu and not torch.compiler.is_compiling():
             return self.add_kept(total, x, queries)
-        return total + self.drop_path(self.scale.of(self.update(x, queries)))
+        return total + self.drop_path(self.scale.of(self.update(x, queries, **context)))
 
-    def update(self, x: Tensor, queries: int | None) -> Tensor:
+    def update(self, x: Tensor, queries: int | None, **context: Any) -> Tensor:
         """fn(norm(x)), before scaling and dropping."""
-        return self.fn(self.norm(x)) if queries is None else self.fn(self.norm(x), queries)
+        return self.fn(self.norm(x), **context) if queries is None else self.fn(self.norm(x), queries, **context)
 
     def add_kept(self, total: Tensor, x: Tensor, queries: int | None) -> Tensor:
         """Add the branch with the same random draw as the plain form, computing only the kept samples."""
@@ -99,21 +101,21 @@ class Residual(nn.Module):
         self.gate = gate
         self.norm = norm
 
-    def forward(self, x: Tensor, queries: int | None = None) -> Tensor:
-        total = self.add(x, queries)
+    def forward(self, x: Tensor, queries: int | None = None, **context: Any) -> Tensor:
+        total = self.add(x, queries, **context)
         return total if self.norm is None else self.norm(total)
 
-    def add(self, x: Tensor, queries: int | None) -> Tensor:
+    def add(self, x: Tensor, queries: int | None, **context: Any) -> Tensor:
         """The sum of the shortcut and the branches, before the norm."""
         shortcut = x if queries is None else x[:, :queries]
         if self.gate is not None:
             # a gate takes shortcut and update separately, so the branches are summed from zero
             update = torch.zeros_like(shortcut)
             for branch in self.branches:
-                update = branch(update, x, queries)
+                update = branch(update, x, queries, **context)
             return self.gate(shortcut, update)
         for branch in self.branches:
-            shortcut = branch(shortcut, x, queries)
+            shortcut = branch(shortcut, x, queries, **context)
         return shortcut
 
 

@@ -27,6 +27,7 @@ class BaseConfig:
     """What every network has, whatever it takes in: a name, a family, and options that are checked and are JSON."""
 
     architecture: ClassVar[str]
+    kind: ClassVar[str] = "image"  # what the network takes
 
     name: str = "custom"
     family: str = "custom"

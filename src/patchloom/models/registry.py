@@ -51,16 +51,23 @@ def register_architecture(config: type[Config], network: Callable[[Any], Network
     _BUILDERS[config.architecture] = (config, network)
 
 
-def entries(pattern: str = "*") -> list[Entry]:
-    """The listed models whose names match a shell pattern, in the order of the papers."""
+def entries(pattern: str = "*", kind: str | None = "image") -> list[Entry]:
+    """The listed models whose names match a shell pattern, in the order of the papers.
+
+    `kind` is what they take, "image" or "text"; None: anything.
+    """
     if not isinstance(pattern, str):
         raise PatchloomError(f"Models are listed by a pattern such as 'cait_*', not {pattern!r}.")
-    return [entry for name, entry in _ENTRIES.items() if fnmatchcase(name, pattern)]
+    found = [entry for name, entry in _ENTRIES.items() if fnmatchcase(name, pattern)]
+    return [entry for entry in found if kind in (None, entry.config.kind)]
 
 
-def list_models(pattern: str = "*") -> list[str]:
-    """The names of the listed models that match a shell pattern such as "cait_*"."""
-    return [entry.config.name for entry in entries(pattern)]
+def list_models(pattern: str = "*", kind: str | None = None) -> list[str]:
+    """The names of the listed models that match a shell pattern such as "cait_*".
+
+    `kind` limits them to what they take, "image" or "text".
+    """
+    return [entry.config.name for entry in entries(pattern, kind)]
 
 
 def find_config(name: str) -> Config:
@@ -87,8 +94,10 @@ def config_from_json(values: Any) -> Config:
         raise PatchloomError(
             f"The file describes a network of architecture {architecture!r}; known: {sorted(_BUILDERS)}."
         )
-    kind = _BUILDERS[architecture][0]
-    return kind().replace(**{**values, "img_size": as_size(values.get("img_size"))})
+    config = _BUILDERS[architecture][0]
+    if config.kind == "image":
+        values["img_size"] = as_size(values.get("img_size"))
+    return config().replace(**values)
 
 
 @torch.inference_mode(False)  # what is built under inference_mode could never be trained
@@ -103,9 +112,14 @@ def create_model(
     """A network by name, with fresh weights.
 
     `img_size` is a number or (height, width), the model's own by default. Further options are the fields of its
-    config: dim, depth, heads, patch_size, stem, norm, scale, aggregation, drop_path and what the family adds.
+    config: dim, depth, heads, patch_size, stem, norm, scale, aggregation, drop_path and what the family adds. A network
+    for text has no classes, image size or channels, but a vocab_size and a max_length.
     """
     config = find_config(name)
     if img_size is not None:
         options["img_size"] = as_size(img_size)
-    return build(config.replace(num_classes=num_classes, in_chans=in_chans, **options))
+    own = {"num_classes": (num_classes, 1000), "in_chans": (in_chans, 3)}
+    for option, (value, default) in own.items():
+        if config.kind == "image" or value != default:
+            options[option] = value
+    return build(config.replace(**options))

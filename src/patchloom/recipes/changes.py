@@ -84,6 +84,8 @@ def _consequences(recipe: Recipe, changed: Recipe, model: Config | None) -> dict
     if recipe.lr_scaling == "linear" and changed.batch_size != recipe.batch_size:
         lr = recipe.lr * changed.batch_size / recipe.batch_size
         found["lr"] = lr, f"{recipe.lr:.3g} at batch {recipe.batch_size}, scaled with the batch"
+    if changed.epochs != recipe.epochs and changed.steps is not None and changed.steps == recipe.steps:
+        found["steps"] = None, f"the run has epochs={changed.epochs} instead"
     if changed.warmup_epochs >= changed.epochs:
         share = changed.epochs * recipe.warmup_epochs / max(recipe.epochs, 1)
         found["warmup_epochs"] = share, f"its share of the recipe's {recipe.epochs} epochs"

@@ -23,6 +23,11 @@ class Options:
     FRACTIONS: ClassVar[tuple[str, ...]] = ()
     NOT_NEGATIVE: ClassVar[tuple[str, ...]] = ()
 
+    @property
+    def batch_text(self) -> str | None:
+        """The size of a batch in words, of a task whose batches do not have `batch_size` samples."""
+        return None
+
     def check(self, recipe: str) -> None:
         """Raise `PatchloomError` for values that make no sense together; `recipe` is the name that messages give."""
 

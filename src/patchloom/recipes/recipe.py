@@ -36,7 +36,7 @@ class Recipe:
     seed: int = field(default=0, metadata={"least": 0})
 
     # optimizer
-    optimizer: Literal["adamw", "lamb", "sgd"] = "adamw"
+    optimizer: Literal["adamw", "adam", "lamb", "sgd", "adagrad"] = "adamw"
     lr: float = 1e-3  # effective, at `batch_size`
     head_lr: float | None = None  # the peak rate of the heads; None: lr
     lr_scaling: Literal["linear", "none"] = "none"  # what becomes of lr when only batch_size is changed
@@ -51,10 +51,11 @@ class Recipe:
     clip_grad: float = 0.0  # largest global norm of the gradient; 0: none. LAMB clips by itself at this norm
 
     # learning rate over time
-    schedule: Literal["cosine", "step", "constant"] = "cosine"
+    schedule: Literal["cosine", "step", "constant", "inverse_sqrt"] = "cosine"
     schedule_by: Literal["step", "epoch"] = "step"
     schedule_published: bool = False  # the published script's off-by-one: epoch e at the rate of epoch e - 1
     warmup_epochs: float = 5.0
+    warmup_steps: int | None = field(default=None, metadata={"least": 0})  # in place of warmup_epochs: in updates
     warmup_lr: float = 1e-6
     min_lr: float = 1e-5
     decay_epochs: tuple[int, ...] = ()  # of schedule "step": divide by 10 after these
@@ -117,6 +118,11 @@ class Recipe:
             raise PatchloomError(f"nesterov of {self.name} needs a momentum.")
         if self.seed >= 2**32:
             raise PatchloomError(f"seed of {self.name} is below 2^32, not {self.seed}.")
+
+    @property
+    def batch_text(self) -> str:
+        """The size of a batch in words: "1024", or "25000 tokens" for a task that counts something else."""
+        return self.options.batch_text or str(self.batch_size)
 
     @property
     def duration(self) -> str:

@@ -19,6 +19,7 @@ from patchloom.recipes.deit3 import (
     longer_1k,
     longer_21k,
 )
+from patchloom.recipes.options import Options
 from patchloom.recipes.patchconvnet import (
     patchconvnet,
     patchconvnet_21k,
@@ -46,6 +47,7 @@ from patchloom.recipes.transfer import (
     transfer_inat18,
     transfer_inat19,
 )
+from patchloom.recipes.translation import RESMLP_MT, RESMLP_MT_SMALL, TRANSFORMER_MT, TRANSFORMER_MT_SMALL
 
 _RECIPES: dict[str, Callable[[PatchConfig | None], Recipe]] = {
     "deit": lambda _: DEIT,
@@ -81,7 +83,11 @@ _RECIPES: dict[str, Callable[[PatchConfig | None], Recipe]] = {
     "transfer_inat19": transfer_inat19,
     "grafit_transfer": lambda _: GRAFIT_TRANSFER,
     "grafit_transfer_cutmix": lambda _: GRAFIT_TRANSFER_CUTMIX,
+    "resmlp_mt": lambda _: RESMLP_MT,
+    "transformer_mt": lambda _: TRANSFORMER_MT,
 }
+# small forms that have rules of their own, not those of images
+_SMALL = {recipe.name: recipe for recipe in (RESMLP_MT_SMALL, TRANSFORMER_MT_SMALL)}
 # rules of papers for other numbers of epochs, batch sizes or resolutions; @small forms have none
 _ON_CHANGE: dict[str, Callable[[Recipe, PatchConfig | None], dict[str, Cited]]] = {
     "deit3_1k": longer_1k,
@@ -96,9 +102,10 @@ _FINETUNING = {
 FEW_IMAGES = 20_000
 
 
-def list_recipes() -> list[str]:
-    """The names of the recipes of the papers, then of their small forms."""
-    return [*_RECIPES, *(name + SUFFIX for name in _RECIPES)]
+def list_recipes(options: type[Options] = Options) -> list[str]:
+    """The names of the recipes of the papers, then of their small forms; only those with task options of this kind."""
+    papers = [name for name, make in _RECIPES.items() if isinstance(make(None).options, options)]
+    return [*papers, *(name + SUFFIX for name in papers)]
 
 
 def find_recipe(name: str, model: Config | None = None) -> Recipe:
@@ -114,6 +121,8 @@ def find_recipe(name: str, model: Config | None = None) -> Recipe:
         raise PatchloomError(
             f"Unknown recipe {name!r}.{did_you_mean(name, known)} `patchloom recipes` lists all recipes."
         )
+    if name in _SMALL:
+        return _SMALL[name]
     recipe = _RECIPES[paper](_by_size(model))
     return recipe if name == paper else small(recipe)
 

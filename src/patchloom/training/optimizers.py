@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, AdamW, Optimizer
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from patchloom.models.roles import layer_depths, parameter_roles
 from patchloom.recipes.recipe import Recipe
@@ -47,8 +47,11 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
         return SGD(groups, lr=recipe.lr, momentum=recipe.momentum, nesterov=recipe.nesterov)
     if recipe.optimizer == "lamb":
         return Lamb(groups, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps, max_grad_norm=recipe.clip_grad)
+    if recipe.optimizer == "adagrad":
+        return Adagrad(groups, lr=recipe.lr, eps=recipe.eps)
     fused = recipe.shard == "none"  # one pass over each parameter
-    return AdamW(groups, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps, fused=fused)
+    adam = Adam if recipe.optimizer == "adam" else AdamW  # Adam's decay is a part of the gradient
+    return adam(groups, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps, fused=fused)
 
 
 class Lamb(Optimizer):

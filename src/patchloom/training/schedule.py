@@ -18,6 +18,7 @@ class Schedule:
         cosine         end + (start - end) (1 + cos(pi t / T)) / 2
         linear         start + (end - start) t / T
         step           start / 10 after each of `marks`
+        inverse_sqrt   start sqrt(warmup / t), or start / sqrt(t) from 1 on without a warm-up
         constant       start
 
     Time is in any one unit, steps or epochs. The curve begins at 0, not at the end of the warm-up, as published.
@@ -25,7 +26,7 @@ class Schedule:
 
     start: float
     end: float
-    shape: Literal["cosine", "linear", "step", "constant"] = "cosine"
+    shape: Literal["cosine", "linear", "step", "constant", "inverse_sqrt"] = "cosine"
     warmup: float = 0.0
     warmup_from: float = 0.0
     marks: tuple[float, ...] = ()
@@ -39,6 +40,8 @@ class Schedule:
             return self.start + (self.end - self.start) * time / total
         if self.shape == "step":
             return self.start * 0.1 ** sum(time >= mark for mark in self.marks)
+        if self.shape == "inverse_sqrt":
+            return self.start * math.sqrt((self.warmup or 1.0) / max(time, self.warmup or 1.0))
         return self.start
 
 
@@ -48,7 +51,12 @@ def total_steps(recipe: Recipe, steps_per_epoch: int) -> int:
 
 
 def learning_rate(recipe: Recipe, step: int, steps_per_epoch: int) -> float:
-    """The rate of update `step` (from 0 on)."""
+    """The rate of update `step` (from 0 on). With `warmup_steps` time is in steps, otherwise in epochs."""
+    if recipe.warmup_steps is not None:
+        total_in_steps = total_steps(recipe, steps_per_epoch)
+        drops = tuple(epoch * total_in_steps / recipe.epochs for epoch in recipe.decay_epochs)
+        rate = Schedule(recipe.lr, recipe.min_lr, recipe.schedule, recipe.warmup_steps, recipe.warmup_lr, drops)
+        return rate.at(step, total_in_steps)
     epochs = step / steps_per_epoch
     if recipe.schedule_published:  # the published script steps with the epoch just finished, and never reaches the end
         epochs = float(max(0, step // steps_per_epoch - 1))

@@ -17,7 +17,7 @@ from patchloom.errors import PatchloomError
 from patchloom.layers.mixing import ClassMLP, CrossPatchLinear
 from patchloom.layers.positions import resize_positions
 from patchloom.models.class_names import check_class_names
-from patchloom.models.config import Config, PatchConfig, as_size
+from patchloom.models.config import BaseConfig, Config, PatchConfig, as_size
 from patchloom.models.foreign import TIMM
 from patchloom.models.imagenet import CLASSES, imagenet_names
 from patchloom.models.network import Network
@@ -83,6 +83,9 @@ def load(
         raise PatchloomError(f"{checkpoint.label} is not a delta: leave out base.")
     if foreign.describes_timm(checkpoint):
         return foreign.restore(checkpoint, img_size, num_classes, in_chans, strict, **hints)
+    if (other := _not_of_images(checkpoint)) is not None:
+        given = {"img_size": img_size, "source_size": source_size, "num_classes": num_classes, "in_chans": in_chans}
+        return _load_described(checkpoint, other, {**given, **hints}, strict)
     layout, state, unused = to_ours(checkpoint.tensors, checkpoint.metadata.get("layout"))
     if "head.0.weight" in checkpoint.tensors and "config" not in checkpoint.metadata:  # official: one query per class
         hints = {"queries": "per_class", **hints}
@@ -106,6 +109,33 @@ def load(
     if "delta" in checkpoint.metadata and isinstance(base, Network):
         delta.share(model, base, [name for name in checkpoint.metadata["delta"]["kept"] if name not in report.resized])
     return model.eval()
+
+
+def _not_of_images(checkpoint: Checkpoint) -> BaseConfig | None:
+    """The config of a network that takes something else than images, if the file describes one."""
+    described = checkpoint.metadata.get("config")
+    if not isinstance(described, dict):
+        return None
+    config: BaseConfig = config_from_json(described)
+    return None if config.kind == "image" else config
+
+
+def _load_described(checkpoint: Checkpoint, config: Any, given: Mapping[str, Any], strict: bool) -> Any:
+    """A network that its file describes completely, with the metadata that the network itself knows."""
+    if options := [name for name, value in given.items() if value is not None]:
+        raise PatchloomError(
+            f"{checkpoint.label} is a {config.name}, a network of {config.kind}: it has no {options[0]}."
+        )
+    network: Any = build(config)
+    report = LoadReport(checkpoint.label, "patchloom", config.name, notes=checkpoint.notes)
+    _match(checkpoint.tensors, network, report, strict)
+    own = network.state_dict()
+    with torch.no_grad():
+        for name in report.loaded:
+            own[name].copy_(checkpoint.tensors[name])
+    network.set_metadata(checkpoint.metadata)
+    network.load_report = report
+    return network.eval()
 
 
 def _shape_of(config: Config, label: str) -> PatchNetwork:

@@ -52,6 +52,8 @@ def plan_training(
 ) -> RunConfig:
     """A run on `data`: names and changes resolved; nothing is read or written."""
     config, options = find_config(model) if isinstance(model, str) else model, dict(options)
+    if config.kind != "image":
+        raise PatchloomError(f"{config.name} is a network of {config.kind}, and cannot classify images.")
     if distillation:
         distillation = _resolve_distillation(distillation, config, options, start)
         options |= {"distilled": True} if distillation.method == "token" else {}

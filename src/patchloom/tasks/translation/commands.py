@@ -1,0 +1,97 @@
+"""`patchloom translate`, and `evaluate` and `predict` for models that translate. Heavy imports are inside functions."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from patchloom.tasks.commands import Command, Output, Tool
+
+
+def _add_translate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("data", metavar="DATA", help="folder with train.en, train.de, val.en, val.de, plain or .gz")
+    parser.add_argument("--pair", required=True, help="source and target language, such as en-de")
+    parser.add_argument("--model", required=True, help="model name: resmlp_mt_6, transformer_mt_6, resmlp_mt_nano, ...")
+    parser.add_argument("--recipe", help="recipe name (default: the family's, in its small form below a million pairs)")
+    parser.add_argument(
+        "--vocabulary", metavar="FILE", help="model of sentencepiece (default: trained on the training split)"
+    )
+
+
+def _plan(options: argparse.Namespace) -> Any:
+    from patchloom.recipes.changes import parse_words
+    from patchloom.recipes.translation import TranslationOptions
+    from patchloom.tasks.translation.plans import plan_translation
+
+    changes, model_options = parse_words(options.settings, TranslationOptions)
+    return plan_translation(
+        options.data, options.pair, options.model, options.recipe, options.vocabulary, changes, model_options
+    )
+
+
+def _add_search(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("models that translate")
+    group.add_argument("--beam", type=int, help="hypotheses of the beam search (default: the recipe's, 4)")
+    group.add_argument(
+        "--length-penalty", metavar="X", type=float, help="score = log p / length^X (default: the recipe's, 0.6)"
+    )
+
+
+def _add_predict(parser: argparse.ArgumentParser) -> None:
+    _add_search(parser)
+    parser.add_argument("--file", metavar="FILE", help="text to translate, one sentence per line")
+
+
+def _evaluate(options: argparse.Namespace) -> Output:
+    from patchloom.errors import PatchloomError
+    from patchloom.tasks.translation.evaluate import evaluate
+
+    if options.data is None:
+        raise PatchloomError("evaluate needs a model and data: patchloom evaluate FROM DATA.")
+    found = evaluate(
+        options.model,
+        options.data,
+        split=options.split,
+        beam=options.beam,
+        length_penalty=options.length_penalty,
+        device=options.device,
+    )
+    lines = [
+        f"{found['pair']} on {found['count']} sentences of {found['split']}, beam {found['beam']}:",
+        f"  BLEU {found['bleu']:.2f}   {found['signatures']['bleu']}",
+        f"  chrF {found['chrf']:.2f}   {found['signatures']['chrf']}",
+        f"  BLEU of tokens {found['bleu_tokenized']:.2f}   loss {found['loss']:.4f} per token",
+    ]
+    return Output(found, lines)
+
+
+def _predict(options: argparse.Namespace) -> Output:
+    from patchloom.errors import PatchloomError
+    from patchloom.tasks.translation.predict import predict
+    from patchloom.tasks.translation.text import read_lines
+
+    if options.file is not None and options.inputs:
+        raise PatchloomError("Give sentences or --file FILE, not both.")
+    lines = options.inputs if options.file is None else read_lines(options.file)
+    if options.file is not None and not lines:
+        raise PatchloomError(f"{options.file} has no lines.")
+    rows = predict(
+        options.model, lines, beam=options.beam, length_penalty=options.length_penalty, device=options.device
+    )
+    return Output(rows, [row["translation"] for row in rows])
+
+
+COMMANDS = (
+    Command(
+        "translate",
+        "train a network that translates text",
+        "patchloom translate DATA --pair en-de --model M [--recipe R] [--out RUN] [key=value ...]",
+        "Train an encoder-decoder on parallel text, evaluate it and write a report. Settings are key=value: any field "
+        "of a recipe (epochs=10, batch_tokens=4000) and options of the model (model.max_length=128).",
+        ("patchloom translate multi30k/ --pair en-de --model resmlp_mt_nano --out runs/en-de",),
+        _add_translate,
+        _plan,
+    ),
+)
+EVALUATE = Tool(_add_search, _evaluate)
+PREDICT = Tool(_add_predict, _predict)

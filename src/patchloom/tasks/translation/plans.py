@@ -1,0 +1,69 @@
+"""Plans of translation runs: names and settings resolved to a run config. Nothing is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from patchloom.errors import PatchloomError, did_you_mean
+from patchloom.models.registry import find_config, list_models
+from patchloom.models.translation import TranslationConfig
+from patchloom.recipes.changes import apply_changes
+from patchloom.recipes.recipe import Recipe
+from patchloom.recipes.registry import find_recipe
+from patchloom.recipes.small import SUFFIX
+from patchloom.recipes.translation import TranslationOptions, for_target
+from patchloom.tasks.registry import find_task
+from patchloom.tasks.spec import RunConfig
+from patchloom.tasks.translation.config import TranslationRunConfig
+from patchloom.tasks.translation.text import Pair, parse_pair, read_parallel
+from patchloom.training.checkpoints import parse_interval
+
+Place = str | PathLike[str]
+FEW_PAIRS = 1_000_000  # below, the default recipe is a small form
+
+
+def plan_translation(
+    data: Place,
+    pair: str,
+    model: str,
+    recipe: str | Recipe | None = None,
+    vocabulary: Place | None = None,
+    changes: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> RunConfig:
+    """A run on `data`; the arguments are those of `patchloom.translate`."""
+    languages, config = parse_pair(pair), _text_config(model)
+    notes: list[str] = []
+    if recipe is None:
+        recipe = _default_recipe(data, languages, config)
+        notes.append(f"The recipe is {recipe}.")
+    chosen = find_recipe(recipe) if isinstance(recipe, str) else recipe
+    if not isinstance(chosen.options, TranslationOptions):
+        raise PatchloomError(f"{chosen.name} is not a recipe for translation: take resmlp_mt or transformer_mt.")
+    if "batch_size" in (changes or {}):
+        raise PatchloomError("Batches of translation are counted in tokens: set batch_tokens, not batch_size.")
+    resolved, changed = apply_changes(for_target(chosen, languages[1]), changes or {})
+    parse_interval("checkpoint_every", resolved.checkpoint_every)
+    parse_interval("eval_every", resolved.eval_every)
+    file = None if vocabulary is None else str(Path(vocabulary).absolute())
+    task = TranslationRunConfig(str(Path(data).absolute()), pair, config, dict(options or {}), file)
+    task.network_config(resolved, config.vocab_size)  # refuses what cannot be built
+    return RunConfig(find_task("translation"), task, resolved, (*notes, *changed))
+
+
+def _text_config(model: str) -> TranslationConfig:
+    config: Any = find_config(model)
+    if not isinstance(config, TranslationConfig):
+        known = list_models(kind="text")
+        raise PatchloomError(
+            f"{model} is a network of images. Networks that translate: {', '.join(known)}.{did_you_mean(model, known)}"
+        )
+    return config
+
+
+def _default_recipe(data: Place, pair: Pair, config: TranslationConfig) -> str:
+    """The recipe of the family, in its small form for few sentences."""
+    return config.family + (SUFFIX if len(read_parallel(data, "train", pair)) < FEW_PAIRS else "")
