@@ -123,7 +123,7 @@ def test_nothing_is_measured_before_every_case_is_known_to_be_one(
         ([{**case, "ratio": "x"}], "not a file"),
         ([{**case, "model": ["a"], "ratio": 1.0}], "not a file"),
         ([3], "not a file"),
-        ([case], "no figure"),
+        ([case], "no metric to compare with"),
     ):
         damaged.write_text(json.dumps({"rows": rows}))
         assert told in refused(capsys, "deit_nano", "--compare", str(damaged), *QUICK)

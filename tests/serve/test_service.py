@@ -264,7 +264,7 @@ def test_reloading_drops_no_request_and_a_damaged_file_changes_nothing(tmp_path:
         (["MODEL", "--port", "TAKEN"], "port TAKEN cannot be used"),
         (["MODEL", "--port", "70000"], "65535"),
         (["MODEL", "--token", "short"], "at least 8"),
-        (["MODEL", "--max-batch", "0"], "max_batch is more than 0"),
+        (["MODEL", "--max-batch", "0"], "max_batch must be more than 0"),
     ],
 )
 def test_wrong_use_is_one_sentence(words: list[str], mentions: str, models: dict[str, Path]) -> None:
