@@ -20,6 +20,7 @@ from patchloom.models.vit import ScaleName
 class Options:
     """Fields that a task adds to a recipe. A subclass lists which are fractions and which cannot be negative."""
 
+    TASK: ClassVar[str] = "any task"  # in messages: what a recipe with these options is for
     FRACTIONS: ClassVar[tuple[str, ...]] = ()
     NOT_NEGATIVE: ClassVar[tuple[str, ...]] = ()
 
@@ -106,6 +107,7 @@ class ClassificationOptions(ImageOptions, NetworkOptions):
     test_crop_ratio: float = 0.875
     log_norms: bool = False  # log how much each residual branch adds, at every evaluation (thesis Fig. 3.6)
 
+    TASK: ClassVar[str] = "classification"
     FRACTIONS: ClassVar[tuple[str, ...]] = (
         *ImageOptions.FRACTIONS, *NetworkOptions.FRACTIONS,
         "label_smoothing", "bce_threshold", "mix_probability", "switch_probability",

@@ -127,6 +127,22 @@ def find_recipe(name: str, model: Config | None = None) -> Recipe:
     return recipe if name == paper else small(recipe)
 
 
+def choose_recipe(recipe: str | Recipe, options: type[Options] = Options, model: Config | None = None) -> Recipe:
+    """A recipe by its name, or as it is.
+
+    Raises PatchloomError if there is no such recipe, or if its options are not of the kind that the task reads.
+    """
+    if not isinstance(recipe, str | Recipe):
+        raise PatchloomError(f"recipe is the name of a recipe or a Recipe, not {type(recipe).__name__}.")
+    chosen = find_recipe(recipe, model) if isinstance(recipe, str) else recipe
+    if not isinstance(chosen.options, options):
+        raise PatchloomError(
+            f"{chosen.name} is a recipe for {chosen.options.TASK}, not for {options.TASK}. "
+            f"`patchloom recipes` lists all recipes."
+        )
+    return chosen
+
+
 def on_change(recipe: Recipe, model: Config | None) -> dict[str, Cited]:
     """Fields that change by a rule of the paper with the number of epochs, the batch size or the resolution."""
     rule = _ON_CHANGE.get(recipe.name)

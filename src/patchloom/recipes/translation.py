@@ -31,6 +31,7 @@ class TranslationOptions(Options):
     beam: int = field(default=4, metadata={"most": 1000})
     length_penalty: float = 0.6  # the score of n tokens is log p / n^length_penalty
 
+    TASK: ClassVar[str] = "translation"
     FRACTIONS: ClassVar[tuple[str, ...]] = ("label_smoothing", "dropout")
     NOT_NEGATIVE: ClassVar[tuple[str, ...]] = ("layerscale", "length_penalty")
 

@@ -12,7 +12,7 @@ from patchloom.devices import Device
 from patchloom.errors import PatchloomError
 from patchloom.recipes.changes import apply_changes
 from patchloom.recipes.recipe import Recipe
-from patchloom.recipes.registry import find_recipe
+from patchloom.recipes.registry import choose_recipe
 from patchloom.runs.config import settings_of
 from patchloom.runs.launch import check_free, continue_task, start_task
 from patchloom.tasks.registry import task_from_python
@@ -57,10 +57,7 @@ def fit(
 
 def resolve_recipe(recipe: str | Recipe, changes: Mapping[str, Any]) -> Recipe:
     """A recipe by its name or as it is, with changes."""
-    chosen = find_recipe(recipe) if isinstance(recipe, str) else recipe
-    if not isinstance(chosen, Recipe):
-        raise PatchloomError(f"recipe is the name of a recipe or a Recipe, not {type(recipe).__name__}.")
-    return apply_changes(chosen, changes)[0]
+    return apply_changes(choose_recipe(recipe), changes)[0]
 
 
 def earlier_environment(out: str | PathLike[str]) -> dict[str, Any] | None:

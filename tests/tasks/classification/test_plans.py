@@ -19,7 +19,7 @@ from patchloom.tasks.classification.plans import plan_training
 from patchloom.tasks.spec import RunConfig
 from patchloom.training.schedule import learning_rate
 
-RECIPES = list_recipes()
+RECIPES = list_recipes(ClassificationOptions)
 PAPERS = [name for name in RECIPES if "@" not in name]
 FAMILIES = ["deit_nano", "deit3_nano", "cait_nano", "vit_tiny_12x1", "vit_tiny_6x2", "resmlp_nano", "patchconvnet_nano"]
 POOLED = "resnet10t_attention_pool"
@@ -181,6 +181,12 @@ def test_an_explicit_layerscale_reaches_the_network_or_is_refused() -> None:
     ]:
         with pytest.raises(PatchloomError, match=next(iter(changes))):
             plan(model, "deit", options, **changes)
+
+
+def test_a_recipe_of_another_task_is_refused() -> None:
+    for given in ["resmlp_mt", "transformer_mt@small", find_recipe("resmlp_mt")]:
+        with pytest.raises(PatchloomError, match="is a recipe for translation, not for classification"):
+            plan("deit_nano", given)
 
 
 def test_the_run_is_the_same_after_it_was_written_and_read() -> None:

@@ -12,7 +12,8 @@ from patchloom.data.opening import open_source
 from patchloom.data.sources import Source, spread
 from patchloom.errors import PatchloomError
 from patchloom.models.registry import find_config
-from patchloom.recipes.registry import FEW_IMAGES, find_recipe
+from patchloom.recipes.options import ClassificationOptions
+from patchloom.recipes.registry import FEW_IMAGES, choose_recipe, find_recipe
 from patchloom.recipes.small import SUFFIX
 
 SMALL_SIDE = 64  # pixels, up to which an image is for a network with patches of 4
@@ -58,7 +59,7 @@ def choose(
 
 def _family_of(recipe: str) -> str:
     """The family whose paper a recipe is from; DeiT's networks are those of most others."""
-    find_recipe(recipe)  # an unknown one is refused
+    choose_recipe(recipe, ClassificationOptions)  # refuses an unknown one, and that of another task
     return next((name for name in sorted(_MODELS, key=len, reverse=True) if recipe.startswith(name)), "deit")
 
 

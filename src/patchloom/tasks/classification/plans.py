@@ -16,8 +16,9 @@ from patchloom.models.roles import TUNINGS, tuned_parameters
 from patchloom.recipes.changes import apply_changes
 from patchloom.recipes.cited import cite
 from patchloom.recipes.networks import as_built, keep_scales, network_config
+from patchloom.recipes.options import ClassificationOptions
 from patchloom.recipes.recipe import Recipe
-from patchloom.recipes.registry import find_recipe, finetuning_recipe
+from patchloom.recipes.registry import choose_recipe, finetuning_recipe
 from patchloom.recipes.transfer import official_splits
 from patchloom.tasks.classification.config import (
     ClassificationConfig,
@@ -82,7 +83,7 @@ def _resolve_recipe(
     """The recipe for a model of this size, with changes; `trained`: for weights, whose scales stay what they are."""
     deciding = ("dim", "depth", "branches", "patch_size")
     sized = config.replace(**{name: options[name] for name in deciding if name in options})
-    chosen = find_recipe(recipe, sized) if isinstance(recipe, str) else recipe
+    chosen = choose_recipe(recipe, ClassificationOptions, sized)
     if chosen.resolution is not None and config.img_size[0] < 224 and "resolution" not in changes:
         chosen = chosen.replace(resolution=None)  # a model for small images keeps its size
     resolved, notes = apply_changes(keep_scales(chosen) if trained else chosen, changes, sized)

@@ -142,12 +142,9 @@ def _open_supervised(
     run: OwnRun, recipe: str | Recipe, changes: Mapping[str, Any], context: Context
 ) -> tuple[Supervised, Recipe]:
     from patchloom.recipes.changes import apply_changes
-    from patchloom.recipes.registry import find_recipe
+    from patchloom.recipes.registry import choose_recipe
 
-    chosen = find_recipe(recipe) if isinstance(recipe, str) else recipe
-    if not isinstance(chosen, Recipe):
-        raise PatchloomError(f"recipe is the name of a recipe or a Recipe, not {type(recipe).__name__}.")
-    resolved, notes = apply_changes(_for_modules(chosen), changes)
+    resolved, notes = apply_changes(_for_modules(choose_recipe(recipe)), changes)
     assert isinstance(run.model, nn.Module)
     preprocessing = _preprocessing(run.model, resolved)
     train, held_out = _data(run)

@@ -12,7 +12,7 @@ from patchloom.models.registry import find_config, list_models
 from patchloom.models.translation import TranslationConfig
 from patchloom.recipes.changes import apply_changes
 from patchloom.recipes.recipe import Recipe
-from patchloom.recipes.registry import find_recipe
+from patchloom.recipes.registry import choose_recipe
 from patchloom.recipes.small import SUFFIX
 from patchloom.recipes.translation import TranslationOptions, for_target
 from patchloom.tasks.registry import find_task
@@ -40,9 +40,7 @@ def plan_translation(
     if recipe is None:
         recipe = _default_recipe(data, languages, config)
         notes.append(f"The recipe is {recipe}.")
-    chosen = find_recipe(recipe) if isinstance(recipe, str) else recipe
-    if not isinstance(chosen.options, TranslationOptions):
-        raise PatchloomError(f"{chosen.name} is not a recipe for translation: take resmlp_mt or transformer_mt.")
+    chosen = choose_recipe(recipe, TranslationOptions)
     if "batch_size" in (changes or {}):
         raise PatchloomError("Batches of translation are counted in tokens: set batch_tokens, not batch_size.")
     resolved, changed = apply_changes(for_target(chosen, languages[1]), changes or {})

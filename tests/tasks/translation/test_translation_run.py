@@ -179,7 +179,7 @@ def test_the_recipe_is_that_of_the_family(text: Path) -> None:
         ({"pair": "en-fr"}, "train.fr"),
         ({"pair": "english"}, "such as en-de"),
         ({"model": "deit_nano"}, "network of images"),
-        ({"recipe": "deit"}, "not a recipe for translation"),
+        ({"recipe": "deit"}, "deit is a recipe for classification, not for translation"),
         ({"changes": {"batch_size": 8}}, "batch_tokens"),
     ],
 )
