@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from patchloom.training.processes import Processes
+from patchloom.training.task import Metric
 
 
 @dataclass
@@ -37,6 +38,17 @@ class Counters:
     def begin_interval(self) -> None:
         """After an evaluation: count losses from here on."""
         self.loss_sum, self.losses, self.weight, self.evaluated = 0.0, {}, 0.0, self.step
+
+    def note_best(self, metric: Metric | None, record: Mapping[str, Any], averaged: bool) -> bool:
+        """Whether an evaluation is the best so far. Without a metric, the newest is the best."""
+        value = record.get(f"ema_{metric.name}" if averaged else metric.name) if metric else None
+        if metric is None or value is None:
+            value, improved = float(self.step), True
+        else:
+            improved = metric.improves(value, self.best.get("value"))
+        if improved:
+            self.best = {"value": value, "step": self.step}
+        return improved
 
     def to_json(self, processes: Processes) -> dict[str, Any]:
         """With the sums over all processes."""

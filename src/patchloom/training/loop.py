@@ -8,7 +8,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from typing import Any, NoReturn
 
@@ -25,6 +25,7 @@ from patchloom.training.averaging import Average
 from patchloom.training.batchnorm import norm_statistics, synchronise
 from patchloom.training.callbacks import Callback
 from patchloom.training.checkpoints import State, parse_interval
+from patchloom.training.checks import check_callbacks, check_equal_states, check_task
 from patchloom.training.counters import Counters
 from patchloom.training.optimizers import make_optimizer
 from patchloom.training.precision import autocast, check_precision
@@ -33,7 +34,7 @@ from patchloom.training.progress import Progress
 from patchloom.training.run import Run
 from patchloom.training.schedule import learning_rate, total_steps, weight_decay
 from patchloom.training.sharding import shard_module
-from patchloom.training.state import RESERVED, TrainingState
+from patchloom.training.state import TrainingState
 from patchloom.training.task import Result, Task
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -96,7 +97,8 @@ class Loop:
         self._start_of_saving = processes.count > 1
 
     def _prepare_modules(self) -> None:
-        self._check_task()
+        check_task(self.task)
+        check_callbacks(self.callbacks)
         for name, module in self.modules.items():
             if name not in self.task.trained:
                 module.requires_grad_(False)
@@ -107,27 +109,6 @@ class Loop:
         if self.recipe.compile:
             for name in self.task.trained:
                 self.modules[name].compile()
-
-    def _check_task(self) -> None:
-        """Refuse a task of a user's own that does not keep the contract."""
-        task, name = self.task, type(self.task).__name__
-        if not isinstance(self.modules, nn.ModuleDict) or not self.modules:
-            raise PatchloomError(f"modules of the task {name} is a non-empty torch.nn.ModuleDict.")
-        if taken := set(RESERVED) & set(self.modules):
-            raise PatchloomError(f"Modules of the task {name} cannot be called {', '.join(sorted(taken))}.")
-        for what, names in (("trained", task.trained), ("averaged", task.averaged)):
-            if unknown := set(names) - set(self.modules):
-                raise PatchloomError(
-                    f"{what} of the task {name} names {', '.join(sorted(unknown))}, not among modules."
-                )
-        if not isinstance(task.steps_per_epoch, int) or task.steps_per_epoch < 1:
-            raise PatchloomError(
-                f"steps_per_epoch of the task {name} is {task.steps_per_epoch!r}; it is at least 1. Is there less data "
-                "than one batch?"
-            )
-        for callback in self.callbacks:
-            if not isinstance(callback, Callback):
-                raise PatchloomError(f"A callback is a patchloom.Callback, not {type(callback).__name__}.")
 
     def _modules(self, names: Collection[str]) -> nn.ModuleDict:
         return nn.ModuleDict({name: self.modules[name] for name in names})
@@ -230,7 +211,7 @@ class Loop:
                 yield batch
 
     def stopped(self, error: PatchloomError, saved: bool = True) -> PatchloomError:
-        """What to tell of input that ended the run; `saved`: at the present step."""
+        """The error for input that ended the run; `saved`: with a checkpoint at the present step."""
         self.run.checkpoints.wait()
         where = f"step {self.counters.step}{', everything saved' if saved else ''}"
         reason = str(error).rstrip(".")
@@ -336,7 +317,7 @@ class Loop:
         return sums, total
 
     def _gradients_stay(self, stay: bool) -> AbstractContextManager[None]:
-        """Whether the processes keep their gradients to themselves for now: more of them are to be added up."""
+        """Postpone the all-reduce of gradients while an accumulated step has further parts (`stay`)."""
         if stay and isinstance(self.engine, DistributedDataParallel):
             return self.engine.no_sync()
         return nullcontext()
@@ -372,7 +353,7 @@ class Loop:
                 f"damaged. Start a new run with a smaller lr, more warmup_epochs, clip_grad=1, or precision=float32."
             )
         counters.begin_interval()
-        improved = self._note_best(record)
+        improved = counters.note_best(self.task.metric, record, averaged=self.average is not None)
         record[f"{self.task.unit}_per_second"] = round(self.progress.speed(), 2)
         record["time"] = round(time.time(), 3)
         if self.processes.is_main_process:
@@ -380,18 +361,6 @@ class Loop:
             self.console.say(self.progress.line(record))
             for callback in self.callbacks:
                 callback.after_evaluation(record)
-        return improved
-
-    def _note_best(self, record: Mapping[str, Any]) -> bool:
-        """Whether the record's metric is the best so far; without one, the newest checkpoint is the best."""
-        counters, metric = self.counters, self.task.metric
-        value = record.get(f"ema_{metric.name}" if self.average else metric.name) if metric else None
-        if metric is None or value is None:
-            value, improved = float(counters.step), True
-        else:
-            improved = metric.improves(value, counters.best.get("value"))
-        if improved:
-            counters.best = {"value": value, "step": counters.step}
         return improved
 
     def result_modules(self) -> nn.ModuleDict:
@@ -434,28 +403,9 @@ class Loop:
     def save(self, best: bool = False) -> None:
         """Write a checkpoint in the background; every process calls it."""
         state = self.state()
-        if self._start_of_saving:
-            self._check_equal_states()
+        if self._start_of_saving:  # only the main process's `Task.state` is written
+            self._start_of_saving = False
+            check_equal_states(self.task, self.processes)
         self._saved_at = time.monotonic()
         if self.sharded or self.processes.is_main_process:
             self.run.checkpoints.save(state, best)
-
-    def _check_equal_states(self) -> None:
-        """Only the main process's `Task.state` is written: at the first save it must be that of every process."""
-        self._start_of_saving = False
-        sums = {name: float(tensor.detach().cpu().double().sum()) for name, tensor in self.task.state().items()}
-        others = self.processes.gather(sums)
-        if different := [name for name in sums if any(other.get(name) != sums[name] for other in others)]:
-            raise PatchloomError(
-                f"state() of {type(self.task).__name__} differs between processes in {', '.join(different)}: gather it "
-                "there, and share it out in load_state."
-            )
-
-
-def check_batch(recipe: Recipe, images: int, processes: int) -> None:
-    """Refuse batches that cannot be shared out."""
-    if min(recipe.batch_size, images) < processes * recipe.accumulate:
-        raise PatchloomError(
-            f"A batch of {min(recipe.batch_size, images)} images cannot be shared by {processes} processes with "
-            f"accumulate={recipe.accumulate}."
-        )

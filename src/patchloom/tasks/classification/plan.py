@@ -20,7 +20,7 @@ from patchloom.tasks.classification.images import Images, open_classes, open_ima
 from patchloom.tasks.classification.setup import make_task
 from patchloom.tasks.spec import Context, RunConfig
 from patchloom.text import count
-from patchloom.training.loop import check_batch
+from patchloom.training.checks import check_batch
 from patchloom.training.measure import measure_steps, rate_bars, time_text
 from patchloom.training.processes import Processes
 from patchloom.training.schedule import learning_rate, total_steps

@@ -25,7 +25,7 @@ from patchloom.tasks.classification.start import fill_from, freeze
 from patchloom.tasks.classification.task import Classification
 from patchloom.tasks.classification.teachers import STUDENT, TeacherCache, Teachers, open_teacher
 from patchloom.tasks.spec import Context
-from patchloom.training.loop import check_batch
+from patchloom.training.checks import check_batch
 from patchloom.training.schedule import total_steps
 from patchloom.weights.load import copy_scales, load
 

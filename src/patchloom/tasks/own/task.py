@@ -19,7 +19,7 @@ from patchloom.tasks.classification.losses import Loss, summed_loss
 from patchloom.tasks.own.config import OwnConfig
 from patchloom.tasks.own.samples import OwnSamples
 from patchloom.tasks.spec import Context
-from patchloom.training.loop import check_batch
+from patchloom.training.checks import check_batch
 from patchloom.training.run import Run
 from patchloom.training.task import Metric, Result, Task, first_tensor
 
