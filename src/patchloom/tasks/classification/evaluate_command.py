@@ -274,19 +274,12 @@ def _run_sweep(options: argparse.Namespace, setting: str) -> Output:
 
 def _read_real(options: argparse.Namespace) -> Any:
     """The labels of --real, checked before the first image is read."""
-    from patchloom.errors import PatchloomError
+    from patchloom.tasks.classification.evaluate import check_real_labels
 
     if options.real is None:
         return None
     labels = read_json(options.real)
-    if not isinstance(labels, list) or not labels or not all(isinstance(several, list) for several in labels):
-        found = (
-            "an empty list" if labels == [] else f"{type(labels).__name__}" if not isinstance(labels, list) else None
-        )
-        raise PatchloomError(
-            f"--real {options.real} holds {found or 'entries that are not lists'}. ReaL labels are a JSON list with "
-            "one list of class indices per image of ImageNet's validation set."
-        )
+    check_real_labels(labels, f"--real {options.real}")
     return labels
 
 
