@@ -59,6 +59,9 @@ def run(folder: Path, tmp_path_factory) -> Path:
         (["evaluate", "nowhere", "digits", "--fusion", "x"], "Unknown value 'x' for --fusion"),
         (["evaluate", "nowhere", "digits", "--probe", "knn", "--head", "class"], "--head cannot be used with --probe"),
         (["evaluate", "--disagreement", "a", "b"], "--data DATA"),
+        (["evaluate", "nowhere", "digits", "--data", "digits"], "--data cannot be used with one model"),
+        (["evaluate", "nowhere", "digits", "--probe", "knn", "--data", "x"], "--data cannot be used with --probe"),
+        (["evaluate", "--disagreement", "a", "--data", "digits", "--figure", "chart.txt"], "not 'chart.txt'"),
         (["evaluate", "--disagreement", "a", "--data", "digits", "--resolution", "32"], "--resolution cannot"),
     ],
 )

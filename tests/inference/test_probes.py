@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
@@ -90,10 +91,10 @@ def test_k_and_temperature_reach_the_votes_of_scikit_learns_neighbours(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--probe", "knn", "--k", "0"], "--k is at least 1"),
+        (["--probe", "knn", "--k", "0"], "--k must be at least 1"),
         (["--probe", "knn", "--k", "1439"], "more than the 1438 training images"),
-        (["--probe", "knn", "--temperature", "0"], "--temperature positive"),
-        (["--probe", "knn", "--temperature", "nan"], "--temperature positive"),
+        (["--probe", "knn", "--temperature", "0"], "--temperature must be positive"),
+        (["--probe", "knn", "--temperature", "nan"], "--temperature must be positive"),
         (["--probe", "linear", "--k", "5"], "settings of --probe knn"),
         (["--probe", "linear", "--temperature", "0.1"], "settings of --probe knn"),
         (["--k", "5"], "settings of --probe knn"),
@@ -110,5 +111,23 @@ def test_settings_that_a_probe_cannot_take_are_refused(words: list[str], message
 def test_an_unknown_probe_is_refused(model: Path) -> None:
     with pytest.raises(PatchloomError, match="linear, knn"):
         probe(model, "digits", "deep")
+
+
+@pytest.mark.parametrize(("classes", "images"), [("ab", 2), ("a", 8)])
+def test_too_few_images_or_classes_for_a_linear_probe_are_refused(
+    classes: str, images: int, model: Path, tmp_path: Path
+) -> None:
+    for split in ("train", "val"):
+        for name in classes:
+            (tmp_path / split / name).mkdir(parents=True)
+            for i in range(images):
+                Image.new("RGB", (16, 16), (i, i, ord(name))).save(tmp_path / split / name / f"{i}.png")
+    with pytest.raises(PatchloomError, match="--probe knn works with few"):
+        probe(model, tmp_path, "linear")
+    assert probe(model, tmp_path, "knn", k=1)["count"] == len(classes) * images
+
+
+@pytest.mark.parametrize("split", ["all", "train", "train+val", "test+train"])
+def test_a_probe_is_never_tested_on_the_images_that_it_is_fitted_to(split: str, model: Path) -> None:
     with pytest.raises(PatchloomError, match="would test it on them"):
-        probe(model, "digits", "knn", split="all")
+        probe(model, "digits", "knn", split=split)

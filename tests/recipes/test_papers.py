@@ -267,7 +267,9 @@ def test_options_count_rather_than_names() -> None:
 def test_every_recipe_fits_every_model() -> None:
     for name in list_recipes():
         for entry in entries():
-            assert find_recipe(name, entry.config).name == name
+            recipe = find_recipe(name, entry.config)
+            assert recipe.name == name
+            assert (getattr(recipe, "drop_path", None) or 0) <= 0.55  # the highest rate that any paper prints
 
 
 DECIDED = {

@@ -51,25 +51,19 @@ def probe(
     linear   logistic regression on standardised embeddings; its decay is chosen on a fifth of the training images
     knn      votes of the `k` nearest embeddings by cosine (10), weighted by exp(cosine / `temperature`) (0.07, DINO's)
     """
-    if kind not in PROBES:
-        raise PatchloomError(f"--probe is one of {', '.join(PROBES)}, not {kind!r}.")
-    if kind != "knn" and (k is not None or temperature is not None):
-        raise PatchloomError("--k and --temperature are settings of --probe knn.")
+    _check_kind(kind, k, temperature)
     k, temperature = NEIGHBOURS if k is None else k, TEMPERATURE if temperature is None else temperature
-    if k < 1 or not 0 < temperature < float("inf"):
-        raise PatchloomError(f"--k is at least 1 and --temperature positive, not {k} and {temperature}.")
-    if split in ("train", "all"):
+    if split is not None and {"train", "all"} & set(split.split("+")):
         raise PatchloomError(f"A probe is fitted to the training images: --split {split} would test it on them.")
     network = fuse(open_model(model, resolution, base, device))
     preprocessing, kept = test_preprocessing(network, crop_ratio), held_out_by(model, data)
     source, held_out = open_items(data, labels, split, kept, console=console)
     fitted = (kept.trained(source) if split is None and kept is not None else None) or "train"
     _, train = open_items(data, labels, fitted, kept)
-    parts = [(embeddings(network, source, items, preprocessing, batch, workers), items) for items in (train, held_out)]
-    (x, train_items), (z, test_items) = parts
-    y, truth = (np.asarray([item.label for item in items]) for items in (train_items, test_items))
+    y, truth = (np.asarray([item.label for item in items]) for items in (train, held_out))
     if kind == "knn" and k > len(y):
         raise PatchloomError(f"--k {k} is more than the {len(y)} training images.")
+    x, z = (embeddings(network, source, items, preprocessing, batch, workers) for items in (train, held_out))
     classes = len(source.class_names)
     probabilities = _linear(x, y, z, classes) if kind == "linear" else _knn(x, y, z, classes, k, temperature)
     order = np.argsort(-probabilities, axis=1, kind="stable")
@@ -104,6 +98,18 @@ def embeddings(
     return np.concatenate(rows)
 
 
+def _check_kind(kind: str, k: int | None, temperature: float | None) -> None:
+    """Refuse an unknown probe, and settings that it does not have."""
+    if kind not in PROBES:
+        raise PatchloomError(f"--probe is one of {', '.join(PROBES)}, not {kind!r}.")
+    if kind != "knn" and (k is not None or temperature is not None):
+        raise PatchloomError("--k and --temperature are settings of --probe knn.")
+    if k is not None and k < 1:
+        raise PatchloomError(f"--k must be at least 1, not {k}.")
+    if temperature is not None and not 0 < temperature < float("inf"):
+        raise PatchloomError(f"--temperature must be positive and finite, not {temperature}.")
+
+
 def _linear(x: np.ndarray, y: np.ndarray, z: np.ndarray, classes: int) -> np.ndarray:
     """(N, classes): probabilities of a logistic regression."""
     from sklearn.linear_model import LogisticRegression
@@ -116,6 +122,11 @@ def _linear(x: np.ndarray, y: np.ndarray, z: np.ndarray, classes: int) -> np.nda
     order = np.random.default_rng(0).permutation(len(x))
     x, y, fifth = x[order], y[order], len(x) // 5
     left_out, rest = slice(0, fifth), slice(fifth, None)
+    if not fifth or len(set(y[rest])) < 2:
+        raise PatchloomError(
+            f"--probe linear needs more than these {len(x)} training images, of at least two classes: its decay is "
+            f"chosen on a fifth of them. --probe knn works with few images."
+        )
     best = max(_STRENGTHS, key=lambda strength: fit(strength, rest).score(x[left_out], y[left_out]))
     fitted = fit(best, slice(None))
     probabilities = np.zeros((len(z), classes))

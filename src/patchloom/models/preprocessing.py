@@ -33,7 +33,7 @@ class Preprocessing:
         sound = all(isinstance(row, tuple) and all(_is_number(value) for value in row) for row in numbers)
         if not sound or len(self.mean) != len(self.std) or min((*self.std, self.crop_ratio)) <= 0:
             raise PatchloomError(
-                f"Preprocessing needs a mean and a positive std a channel and a positive crop_ratio, not "
+                f"Preprocessing needs one mean and one positive std per channel and a positive crop_ratio, not "
                 f"{self.mean}, {self.std} and {self.crop_ratio}."
             )
         if not LEAST_CROP <= self.crop_ratio <= 1:

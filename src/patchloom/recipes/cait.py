@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from patchloom.layers.scales import layerscale_value, uniform_drop_rate
 from patchloom.models.config import PatchConfig
-from patchloom.recipes.cited import Cited, Size, cite, derive, for_patches, size_of
+from patchloom.recipes.cited import Cited, Size, cite, derive, for_patches, nearest_depth, size_of
 from patchloom.recipes.deit import DEIT
 from patchloom.recipes.recipe import Recipe
 
@@ -25,9 +25,16 @@ _RATES: dict[Size, tuple[str, float, float | None]] = {
     (768, 48): ("M-48", 0.4, None),
 }
 _REFERENCE: Size = (384, 24)
+_MOST = 0.5
 
-# Depth: drop rate of the depth study, thesis Table 3.11; 48 from the supplement, A.1.
-_STUDY = {12: 0.05, 18: 0.10, 24: 0.20, 36: 0.25, 48: 0.30}
+# Depth: drop rate of the depth study.
+_STUDY: dict[int, Cited] = {
+    12: (0.05, "thesis Table 3.11: 0.05 for 12 blocks"),
+    18: (0.1, "thesis Table 3.11: 0.1 for 18 blocks"),
+    24: (0.2, "thesis Table 3.11: 0.2 for 24 blocks"),
+    36: (0.25, "thesis Table 3.11: 0.25 for 36 blocks"),
+    48: (0.3, "the supplement, A.1: 0.3 for 48 blocks"),
+}
 
 
 def cait(model: PatchConfig | None = None) -> Recipe:
@@ -39,11 +46,9 @@ def cait(model: PatchConfig | None = None) -> Recipe:
 def depth_study(model: PatchConfig | None = None) -> Recipe:
     """DeiT's procedure with the drop rate of the depth study; 12 blocks' without a model."""
     depth = size_of(model)[1] if model else 12
-    listed = min(_STUDY, key=lambda known: (abs(known - depth), known))
-    where = "the supplement, A.1" if listed == 48 else "thesis Table 3.11"
-    remark = "" if listed == depth else f"; inferred for {depth} blocks: the nearest listed depth"
-    rate = _STUDY[listed], f"{where}: {_STUDY[listed]:g} for {listed} blocks{remark}"
-    return cite(_DEPTH_STUDY, drop_path=for_patches(model, rate), layerscale=_layerscale(384, depth))
+    (rate, source), remark = nearest_depth(_STUDY, depth)
+    drop_path = for_patches(model, (rate, source + remark))
+    return cite(_DEPTH_STUDY, drop_path=drop_path, layerscale=_layerscale(384, depth))
 
 
 def drop_rate(model: PatchConfig | None) -> Cited:
@@ -58,12 +63,15 @@ def _drop_rate(size: Size) -> Cited:
         return rate, f"thesis Table 3.16: {rate} for {name} ({other}); default here the thesis; the same in every block"
     # Printed as min(0.1 depth / 12 - 1, 0), never positive; as max it gives Table 3.16's own values for S. The text
     # (3.5.2) raises it by 0.1 at width 768 and lowers it below 384, where the table has half of it.
+    # It grows without bound: columns of 120 convolutional blocks would get 1.
     width, depth = size
     rate, rule = uniform_drop_rate(depth), "max(0.1 (depth / 12 - 1), 0)"
     if width >= 768:
         rate, rule = rate + 0.1, f"{rule} + 0.1 from width 768 on"
     elif width < 384:
         rate, rule = rate / 2, f"{rule} / 2 below width 384"
+    if rate > _MOST:
+        rate, rule = _MOST, f"{rule}, at most {_MOST}, the highest rate of thesis Table 6.14"
     return round(rate, 4), f"inferred for width {width}, depth {depth}: {rule} (thesis 3.5.2 and Table 3.16)"
 
 

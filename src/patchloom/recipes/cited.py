@@ -64,3 +64,9 @@ def nearest(rows: Mapping[Size, Row], model: PatchConfig) -> tuple[Row, str]:
     size = min(rows, key=lambda size: (abs(size[0] - width), abs(size[1] - depth), size))
     listed = size == own
     return rows[size], "" if listed else f"; inferred for {model.name}: the nearest listed width, then depth"
+
+
+def nearest_depth(rows: Mapping[int, Row], depth: int) -> tuple[Row, str]:
+    """The row of a paper's table by depth, and a remark if the table does not list this depth."""
+    listed = min(rows, key=lambda known: (abs(known - depth), known))
+    return rows[listed], "" if listed == depth else f"; inferred for {depth} blocks: the nearest listed depth"

@@ -7,7 +7,7 @@ Tables 4.1 and 4.3).
 from __future__ import annotations
 
 from patchloom.models.config import PatchConfig
-from patchloom.recipes.cited import Cited, cite, derive, for_patches, lamb
+from patchloom.recipes.cited import Cited, cite, derive, for_patches, lamb, nearest_depth
 from patchloom.recipes.deit import DEIT
 from patchloom.recipes.options import ClassificationOptions
 from patchloom.recipes.recipe import Recipe
@@ -24,9 +24,7 @@ _UNPRINTED = "ResNet practice (He et al., Goyal et al.): thesis Table 4.3 names 
 def resmlp(model: PatchConfig | None = None) -> Recipe:
     """ResMLP's supervised procedure, with the drop rate of the model's depth; S12's without one."""
     depth = model.depth if model else _REFERENCE_DEPTH
-    listed = min(_RATES, key=lambda known: (abs(known - depth), known))
-    rate, source = _RATES[listed]
-    remark = "" if listed == depth else f"; inferred for {depth} layers: the nearest listed depth"
+    (rate, source), remark = nearest_depth(_RATES, depth)
     return cite(_RESMLP, drop_path=for_patches(model, (rate, source + remark)))
 
 

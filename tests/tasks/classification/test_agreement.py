@@ -59,6 +59,24 @@ def test_disagreement_with_the_truth_is_the_error_and_the_table_is_symmetric(
         assert picture.width > 500
 
 
+def test_token_cosines_average_over_all_classes(models: list[Path], tmp_path: Path) -> None:
+    """Folders are read class by class: the images must not all come from the first classes."""
+    for name, value in (("0", 0), ("1", 255)):
+        (tmp_path / "both" / name).mkdir(parents=True)
+        (tmp_path / name / name).mkdir(parents=True)
+        for i in range(50):
+            pixels = np.random.default_rng(i).integers(0, 256, (16, 16, 3)) // 8 + value * 7 // 8
+            for folder in ("both", name):
+                Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / folder / name / f"{i}.png")
+    both, one, other = (
+        np.asarray(disagreement(models[:1], tmp_path / folder, split="all")["cosines"][str(models[0])])
+        for folder in ("both", "0", "1")
+    )
+    gap = np.abs(one - other)[-1]
+    assert gap > 1e-4
+    assert np.abs(both - (one + other) / 2)[-1] < 0.1 * gap
+
+
 def foreign(folder: Path) -> str:
     """A network of timm with ten outputs, from a file."""
     timm = pytest.importorskip("timm")

@@ -53,6 +53,15 @@ def test_a_class_map_leads_to_indices() -> None:
     assert "values of --class-map" in str(message)
 
 
+def test_messages_give_the_path_of_the_data_as_it_is() -> None:
+    with pytest.raises(PatchloomError, match="2 classes without names, Photos has 3"):
+        match_names("abc", None, 2, where="Photos")
+    with pytest.raises(PatchloomError, match="classes that Photos does not have: d"):
+        match_names("abc", None, 3, class_map={"d": "0"}, where="Photos")
+    with pytest.raises(PatchloomError, match="Photos has classes that the model does not know: c"):
+        match_names("abc", ("a", "b"), 2, where="Photos")
+
+
 def test_two_folders_of_one_number_are_refused() -> None:
     with pytest.raises(PatchloomError, match="'1' and '01' are the same number"):
         match_names(["1", "01", "2"], None, 3)

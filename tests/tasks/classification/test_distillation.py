@@ -199,7 +199,7 @@ def test_an_onnx_teacher_takes_its_own_size_and_number_of_classes_only(tmp_path:
     teacher = open_teacher(str(tmp_path / "t.onnx"), CPU, {"img_size": 16, "num_classes": 3})
     assert (teacher.class_names, teacher.preprocessing) == (("a", "b", "c"), network.preprocessing)
     for hints in ({"img_size": 32}, {"num_classes": 4}, {"heads": 3}):
-        with pytest.raises(PatchloomError, match=r"16 x 16|has 3 classes|means nothing"):
+        with pytest.raises(PatchloomError, match=r"16 x 16|has 3 classes|does not apply"):
             open_teacher(str(tmp_path / "t.onnx"), CPU, hints)
 
 

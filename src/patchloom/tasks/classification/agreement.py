@@ -12,6 +12,7 @@ import numpy as np
 
 from patchloom.console import Console
 from patchloom.data.images import to_batch
+from patchloom.data.sources import spread
 from patchloom.devices import Device
 from patchloom.errors import PatchloomError
 from patchloom.inference.items import RunSplit, held_out_by, open_items
@@ -81,8 +82,7 @@ def _common_split(runs: Sequence[RunSplit]) -> RunSplit | None:
 
 
 def _cosines(network: Any, source: Any, items: Sequence[Any]) -> list[float]:
-    spread = items[:: max(1, len(items) // _TOKEN_IMAGES)][:_TOKEN_IMAGES]  # of all classes
-    pictures = [source.picture(item) for item in spread]
+    pictures = [source.picture(item) for item in spread(items, _TOKEN_IMAGES)]
     return token_cosines(network, to_batch(pictures, network.preprocessing, next(network.parameters()).device))
 
 

@@ -17,9 +17,7 @@ def check_class_map(class_map: Any, names: Sequence[str], where: str) -> None:
             'such as {"cat": 3}.'
         )
     if unknown := [name for name in class_map if name not in names]:
-        raise PatchloomError(
-            f"The class map names classes that {where[0].lower()}{where[1:]} does not have: {_some(unknown)}."
-        )
+        raise PatchloomError(f"The class map names classes that {_inside(where)} does not have: {_some(unknown)}.")
 
 
 def match_names(
@@ -50,7 +48,7 @@ def match_names(
         if unknown:
             shown = f"It knows {_some(model)}." if model else f"Its indices are 0 to {num_classes - 1}."
             raise PatchloomError(
-                f"{where} has classes that {who[0].lower()}{who[1:]} does not know: {_some(unknown)}. {shown} {advice}"
+                f"{where} has classes that {_inside(who)} does not know: {_some(unknown)}. {shown} {advice}"
             )
         return {label: places[name] for label, name in wanted.items()}, message
     if targets:
@@ -61,7 +59,7 @@ def match_names(
         )
     if len(data) != num_classes:
         raise PatchloomError(
-            f"{who} has {num_classes} classes without names, {where[0].lower()}{where[1:]} has {len(data)}, whose "
+            f"{who} has {num_classes} classes without names, {_inside(where)} has {len(data)}, whose "
             f"names are not indices. {advice}"
         )
     message = (
@@ -113,6 +111,11 @@ def _refuse_equal_numbers(numbers: Mapping[str, int]) -> None:
     for name, number in numbers.items():
         if first.setdefault(number, name) != name:
             raise PatchloomError(f"The class names {first[number]!r} and {name!r} are the same number: rename one.")
+
+
+def _inside(subject: str) -> str:
+    """A subject such as "The data" in the middle of a sentence; a path stays as it is."""
+    return f"t{subject[1:]}" if subject.startswith("The ") else subject
 
 
 def _is_number(name: str) -> bool:

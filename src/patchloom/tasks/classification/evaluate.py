@@ -52,7 +52,7 @@ def scores(
     images: tuple[Source, list[Item]] | None = None,
     console: Console | None = None,
 ) -> Scores:
-    """What a model says of every labelled image.
+    """The predictions of a model for labelled images.
 
     split        "train", "val", "test", several as "train+val", or "all"; by default the test split of the run that
                  the model comes from, else val (or test) where the data has one, else the fifth that training holds out
@@ -95,12 +95,14 @@ def ready(
 
 
 def real_accuracy(result: Scores, labels: Any) -> dict[str, float]:
-    """Accuracy on ImageNet's reassessed labels (ReaL): several labels an image of the validation set, by the number in
-    its file name, from 1 on; images without any are left out. The model must have ImageNet's 1000 classes: by name in
-    any order, or 1000 classes without names, which are taken in ImageNet's order."""
+    """Accuracy on ImageNet's reassessed labels (ReaL), as real_top1 and real_count.
+
+    `labels` has a list of class indices for every image of the validation set; an image is found by the number in its
+    file name, from 1 on. A prediction is right if it is one of them; images with an empty list are left out. The model
+    must have ImageNet's 1000 classes: by name in any order, or without names in ImageNet's order.
+    """
     order = real_order(result.class_names)
-    if not isinstance(labels, list) or not all(isinstance(several, list) for several in labels):
-        raise PatchloomError("ReaL labels are a list of lists of labels, one an image of the validation set.")
+    check_real_labels(labels)
     right = []
     for key, predicted in zip(result.keys, result.predicted, strict=True):
         number = re.findall(r"\d+", Path(key).stem)
@@ -111,6 +113,17 @@ def real_accuracy(result: Scores, labels: Any) -> dict[str, float]:
         if several := labels[int(number[-1]) - 1]:
             right.append(order[predicted] in several)
     return {"real_top1": float(np.mean(right)) if right else float("nan"), "real_count": len(right)}
+
+
+def check_real_labels(labels: Any, where: str = "The value") -> None:
+    """Refuse what is not a list of lists, as the JSON file of ReaL labels has it."""
+    if isinstance(labels, list) and labels and all(isinstance(several, list) for several in labels):
+        return
+    found = "entries that are not lists" if isinstance(labels, list) else type(labels).__name__
+    raise PatchloomError(
+        f"{where} holds {'an empty list' if labels == [] else found}. ReaL labels are a JSON list with one list of "
+        "class indices per image of ImageNet's validation set."
+    )
 
 
 def real_order(class_names: Sequence[str]) -> Sequence[int]:

@@ -10,6 +10,8 @@ from typing import Any
 from patchloom.reading import read_json
 from patchloom.tasks.commands import Output, Tool
 
+_FLAGS = {"shown": "data"}  # options whose attribute has another name than the flag
+
 
 def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("classifiers, data and test crop")
@@ -131,12 +133,15 @@ def _run_disagreement(options: argparse.Namespace) -> Output:
 
     from patchloom.console import Console
     from patchloom.errors import PatchloomError
+    from patchloom.plots import check_figure_path
     from patchloom.tasks.classification.agreement import disagreement, disagreement_lines, draw_disagreement
 
     if options.shown is None or options.model is not None:
         raise PatchloomError("--disagreement takes models and then --data DATA.")
     one_model_only = ("head", "fusion", "base", "probe", "crop_ratio", "resolution", "class_map", "real", "strict")
     _refuse(options, "--disagreement", (*one_model_only, "int8", "workers"))
+    if options.figure:
+        check_figure_path(Path(options.figure))
     result = disagreement(
         options.disagreement,
         options.shown,
@@ -156,7 +161,8 @@ def _refuse(options: argparse.Namespace, what: str, names: Sequence[str]) -> Non
     from patchloom.errors import PatchloomError
 
     absent = (None, False)
-    given = [f"--{name.replace('_', '-')}" for name in names if not any(getattr(options, name) is x for x in absent)]
+    present = [name for name in names if not any(getattr(options, name) is value for value in absent)]
+    given = [f"--{_FLAGS.get(name, name).replace('_', '-')}" for name in present]
     if given:
         raise PatchloomError(f"{', '.join(given)} cannot be used with {what}.")
 
@@ -165,7 +171,7 @@ def _run_probe(options: argparse.Namespace) -> Output:
     from patchloom.console import Console
     from patchloom.inference.probes import probe
 
-    _refuse(options, "--probe", ("head", "fusion", "class_map", "real", "strict", "int8", "figure"))
+    _refuse(options, "--probe", ("head", "fusion", "class_map", "real", "strict", "int8", "figure", "shown"))
     result = probe(
         options.model,
         options.data,
@@ -268,19 +274,12 @@ def _run_sweep(options: argparse.Namespace, setting: str) -> Output:
 
 def _read_real(options: argparse.Namespace) -> Any:
     """The labels of --real, checked before the first image is read."""
-    from patchloom.errors import PatchloomError
+    from patchloom.tasks.classification.evaluate import check_real_labels
 
     if options.real is None:
         return None
     labels = read_json(options.real)
-    if not isinstance(labels, list) or not labels or not all(isinstance(several, list) for several in labels):
-        found = (
-            "an empty list" if labels == [] else f"{type(labels).__name__}" if not isinstance(labels, list) else None
-        )
-        raise PatchloomError(
-            f"--real {options.real} holds {found or 'entries that are not lists'}. ReaL labels are a JSON list with "
-            "one list of class indices per image of ImageNet's validation set."
-        )
+    check_real_labels(labels, f"--real {options.real}")
     return labels
 
 

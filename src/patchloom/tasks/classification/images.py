@@ -117,8 +117,8 @@ def _advice(config: ClassificationConfig, recipe: Recipe, split: Split) -> Itera
 
 
 def _equal_images(source: Source, split: Split, glances: Mapping[str, bytes]) -> list[str]:
-    """Images that are trained on and measured on, which flatters the accuracy. Only those that look the same at a
-    glance are read once more."""
+    """A warning that lists images with equal pixels in both splits: with them the accuracy is too high. Only images
+    with equal glances are read a second time."""
     if split.held_out is split.train:
         return []
     sides = {"training": split.train, "held out": split.held_out}

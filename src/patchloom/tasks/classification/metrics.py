@@ -1,4 +1,4 @@
-"""How good a classifier is: one row an image, every image once, on any number of processes."""
+"""Accuracy, loss and calibration of a classifier: every image counts once, on any number of processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FUSIONS = ("logits", "softmax")
 
 @dataclass(frozen=True)
 class Scores:
-    """What a classifier said of each image, in the order of the images."""
+    """The predictions of a classifier, one per image, in the order of the images."""
 
     labels: np.ndarray  # (N,)
     predicted: np.ndarray  # (N,)
@@ -77,7 +77,7 @@ def interval_text(metrics: Mapping[str, Any]) -> str:
 
 def calibration_error(confidence: np.ndarray, correct: np.ndarray) -> float:
     """Expected calibration error: |accuracy - confidence|, averaged over 15 bins of confidence by their share."""
-    confidence = np.nan_to_num(confidence)  # of a network that gives no numbers
+    confidence = np.nan_to_num(confidence)  # the output of a damaged network can be NaN
     bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
     gaps = [
         abs(float(correct[here].mean()) - float(confidence[here].mean())) * float(here.mean())
@@ -106,7 +106,7 @@ def score(
     was_training = network.training
     network.eval()
     mine = list(range(processes.rank, len(items), processes.count))
-    # every process runs as many batches as the others, which sharded networks need; what is over is cut off
+    # every process runs the same number of batches, which sharded networks need; the padding is cut off below
     padded = mine + [0] * (-(-len(items) // processes.count) - len(mine))
     rows = [np.empty((0, 5))]
     try:
@@ -128,8 +128,12 @@ def score(
 
 
 def head_forward(network: Any, head: str, fusion: str = "logits") -> Callable[[Tensor], Tensor]:
-    """What one head of a distilled network says, or both (thesis 3.3): the mean of their logits, as the published code
-    has it and the network itself in eval mode, or the sum of their softmaxes, as the text says."""
+    """A function from images (B, C, height, width) to the logits (B, classes) of one head of a distilled network.
+
+    head     "class", "distill", or "both" (thesis 3.3)
+    fusion   of both: "logits" is their mean, as in the published code and in the network's own forward pass in eval
+             mode; "softmax" is the logarithm of the mean of their probabilities, as in the text
+    """
     if getattr(network, "head_distill", None) is None:
         raise PatchloomError(f"{network.config.name} has one head: --head is for networks with a distillation token.")
     if head not in HEADS or fusion not in FUSIONS:

@@ -1,4 +1,4 @@
-"""What a classification run will do, before it does it: sizes, steps and memory at once, then the measured time."""
+"""The plan of a classification run: sizes, steps and memory without computing, then the time from measured steps."""
 
 from __future__ import annotations
 

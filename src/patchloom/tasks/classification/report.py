@@ -1,4 +1,4 @@
-"""What a report says of a classifier: accuracy, confusion, classes and the most confident errors."""
+"""The report of a classifier: accuracy, confusion matrix, metrics per class and the most confident errors."""
 
 from __future__ import annotations
 

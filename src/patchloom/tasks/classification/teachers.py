@@ -1,4 +1,4 @@
-"""Teachers: any network that says something of images, in its own normalisation and resolution."""
+"""Teachers for distillation: any network that classifies images, with its own normalisation and resolution."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ class Teacher:
 
     @property
     def identity(self) -> list[Any]:
-        """All that decides what it says of an image."""
+        """Everything that decides its logits: weights, preprocessing and class names."""
         return [self.digest, self.preprocessing.to_json(), self.class_names]
 
     @torch.no_grad()
     def logits(self, x: Tensor, preprocessing: Preprocessing) -> Tensor:
-        """Logits for images that are normalised in another way and of another size."""
+        """Logits (B, classes) of images (B, 3, height, width) that `preprocessing`, the student's, normalised."""
         mean, std, mean_own, std_own = (
             torch.tensor(values, device=x.device, dtype=x.dtype)[:, None, None]
             for values in (preprocessing.mean, preprocessing.std, self.preprocessing.mean, self.preprocessing.std)
@@ -123,7 +123,7 @@ class TeacherCache:
             raise PatchloomError(f"--cache {folder} cannot be written: {error}.") from error
 
     def read(self, step: int, rank: int, shape: tuple[int, int]) -> Tensor | None:
-        """None for what is not there, or damaged: then the teachers are asked again."""
+        """The logits of a step; None if they are missing or damaged: then the teachers compute them."""
         path = self._path(step, rank)
         try:
             content = path.read_bytes()
@@ -131,7 +131,7 @@ class TeacherCache:
             return None
         data, mark = content[:-_DIGEST], content[-_DIGEST:]
         if hashlib.sha256(data).digest() != mark:
-            self.say(f"{path} is damaged: the teachers are asked again for step {step}.")
+            self.say(f"{path} is damaged: the teachers compute step {step} again.")
             return None
         logits = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
         return torch.from_numpy(logits) if logits.shape == shape else None
@@ -169,7 +169,7 @@ def match_classes(teacher: Teacher, class_names: Sequence[str]) -> tuple[Tensor,
 def open_teacher(source: str, device: torch.device, hints: Mapping[str, Any] | None = None) -> Teacher:
     """A run folder, anything that `load` takes, timm:NAME (from the hub) or timm:NAME:FILE, or an .onnx file.
     `hints`: mean and std of its normalisation, its image size, how many classes it has, and, for `load`, what a bare
-    file does not say (heads=3). A hint that contradicts the teacher or means nothing to it is refused."""
+    file does not say (heads=3). A hint that contradicts the teacher or does not apply to it is refused."""
     hints = dict(hints or {})
     colours = {name: hints.pop(name) for name in ("mean", "std") if name in hints}
     classes = hints.pop("num_classes", None)
@@ -193,7 +193,7 @@ def _only_size(source: str, hints: dict[str, Any]) -> tuple[int, int] | None:
     if hints:
         name = next(iter(hints))
         raise PatchloomError(
-            f"teacher.{name}={hints[name]} means nothing to {source}: a teacher of timm or in an ONNX file takes "
+            f"teacher.{name}={hints[name]} does not apply to {source}: a teacher of timm or in an ONNX file takes "
             "img_size, num_classes, mean and std."
         )
     return None if size is None else as_size(size)
@@ -238,7 +238,7 @@ def _onnx_teacher(path: Path, asked: tuple[int, int] | None) -> Teacher:
             preprocessing = dataclasses.replace(preprocessing, img_size=asked)
         names = tuple(about["class_names"]) if about.get("class_names") else None
         content = hashlib.sha256(path.read_bytes()).hexdigest()
-    except Exception as error:  # whatever a file that is no network makes the library raise
+    except Exception as error:  # whatever the library raises for a file that is not a network
         raise PatchloomError(f"The teacher {path} cannot be read: {error}.") from error
 
     pairs = zip(given.shape[2:], asked or (), strict=False)
