@@ -36,12 +36,16 @@ def infer_config(state: State, wanted: Any = None, source: Any = None, **hints: 
     parts = Parts(state)
     if not parts.trunk:
         raise PatchloomError(f"No known network has the tensors {', '.join(sorted(state)[:3])} ...")
+    # Every architecture has tensors that no other one has: its reader is found by their names.
     kind, read = find_reader(parts)
     kind.check_known(hints, "The network in the file")
     try:
+        # Shapes give widths and depths. Numbers of heads are in no shape: they come from hints or from the listed
+        # models.
         options = read(parts, wanted, source, hints)
     except IndexError as error:
         raise PatchloomError(f"A tensor has fewer dimensions than its name requires ({error}).") from error
+    # Hints come last: the caller knows more than the tensors.
     return _named(kind(**{**options, **hints}), hints), parts.notes
 
 
@@ -54,6 +58,7 @@ def check_described(config: PatchConfig, state: State, label: str, strict: bool)
     for option, found in _measured(config, state).items():
         value = getattr(config, option)
         expected, what = (positions, "positions") if option == "img_size" else (value, option)
+        # Fewer blocks than the config says: a shortened file, which may be loaded without `strict`.
         incomplete = not strict and option in ("depth", "class_depth", "branches") and expected > found
         if expected != found and not incomplete:
             raise PatchloomError(f"{label} has {option}={value} in its config, but its tensors have {what} {found}.")
@@ -62,6 +67,7 @@ def check_described(config: PatchConfig, state: State, label: str, strict: bool)
 def _measured(config: PatchConfig, state: State) -> dict[str, int]:
     """The options that determine the size of a network, measured on tensors; `img_size` as a number of positions."""
     kernels = [(name, tensor) for name, tensor in state.items() if name.startswith("stem.proj.") and tensor.ndim == 4]
+    # Several convolutions in a row: the first one reads the image.
     first = min(kernels, key=lambda pair: [int(part) for part in pair[0].split(".") if part.isdigit()], default=None)
     norms = (t for name, t in state.items() if re.fullmatch(r"blocks\..*norm\.(weight|bias|alpha|beta)", name))
     sizes = {
@@ -83,6 +89,7 @@ def _has(state: State, name: str, dimensions: int) -> bool:
 
 def _named(config: PatchConfig, hints: dict[str, Any]) -> PatchConfig:
     """The config with name, and options that tensors do not tell, of the registered model of this shape, if any."""
+    # A config that equals that of a listed model gets its name, and with it the paper's drop rate, scale and crop.
     for entry in entries():
         listed = entry.config
         if type(listed) is type(config) and all(
@@ -101,6 +108,7 @@ def _family(config: PatchConfig) -> str:
         return config.architecture
     if config.talking_heads or config.aggregation == "class_attention":
         return "cait"
+    # DeiT has positions for its prefix tokens, DeiT III for patches only.
     if config.position_prefix:
         return "deit"
     return "deit3" if config.scale == "layerscale" and config.branches == 1 else "vit"

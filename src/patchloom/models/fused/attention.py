@@ -52,11 +52,15 @@ class FusedAttention(nn.Module):
         for name in ("before", "after", "shift"):
             self.register_buffer(name, None)
         if isinstance(attention, TalkingHeadsAttention):
+            # Talking heads mix the scores of the heads before softmax (proj_l) and the weights after it (proj_w).
+            # The scale of the scores is a factor of the first mixing matrix.
             self.before, self.after = attention.proj_l.weight * self.scale, attention.proj_w.weight.clone()
             self.shift = attention.proj_w.bias.clone()
             # the bias of proj_l shifts all scores of a query alike, which softmax cancels
             self.scale = 1.0  # it is in `before`
         self.eps = norm_parts(branch.norm)[0]
+        # Branches side by side: the heads of all of them in one attention. A product for q, one for k and one for v
+        # then serve every branch, which is what makes parallel branches cheap at batch 1 ("Three things", section 3).
         thirds = [[part.chunk(3) for part in _folded_projections(one)] for one in branches]
         weight, bias = stack_inputs(
             [(w[i], b[i]) for i in range(3) for w, b in thirds]
@@ -64,6 +68,8 @@ class FusedAttention(nn.Module):
         self.inner = len(weight) // 3
         self.qkv = FoldedLinear(weight, bias, form)
         self.few = FewQueries(weight, bias, self.heads, self.scale) if form.few and self.before is None else None
+        # LayerScale multiplies the output of proj, so it becomes a factor of its rows. The sum over branches is a sum
+        # of products, hence one product with their weights side by side.
         projs = [fold_output(cast(Attention, one.fn).proj, one.scale) for one in branches]
         self.proj = FoldedLinear(*stack_outputs(projs), form)
 
@@ -82,9 +88,11 @@ class FusedAttention(nn.Module):
             rest = self.heads, self.inner, self.scale, self.eps, mixing
             torch.ops.patchloom.attention_(total, None if x is total else x, *layers, *rest)
             return total
+        # The last block computes the class token alone: keys and values of all tokens would be most of its cost.
         if queries is not None and self.few is not None and queries <= self.few.most:
             y = x if self.eps < 0 else F.layer_norm(x, x.shape[-1:], eps=self.eps)
             return self.proj.add_to(total, self.few(y[:, :queries], y if self.in_keys else y[:, queries:]))
+        # The form in torch operators, for devices and number types without a kernel.
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.project(x, queries))
         return self.proj.add_to(total, self.attend(q, k, v))
 
@@ -94,11 +102,14 @@ class FusedAttention(nn.Module):
             return self.qkv(x, self.eps).chunk(3, dim=-1)
         inner = self.inner
         source = x if self.in_keys else x[:, queries:]
+        # Class-attention of CaiT's kind reads queries from the class token, and keys from all tokens or from patches
+        # only.
         q, kv = self.qkv.part(x[:, :queries], 0, inner, self.eps), self.qkv.part(source, inner, 3 * inner, self.eps)
         return q, *kv.chunk(2, dim=-1)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """(B, H, Q, d) and twice (B, H, K, d) -> (B, Q, inner)."""
+        # Without talking heads this is softmax(q k^T scale) v.
         if self.before is None or self.after is None or self.shift is None:
             if self.form.kernels and q.shape[2] >= FEW_QUERIES:
                 return torch.ops.patchloom.attention(q, k, v, self.scale, self.form.int8)
@@ -125,6 +136,7 @@ class FewQueries(nn.Module):
         super().__init__()
         inner = len(weight) // 3
         self.heads, self.scale = heads, scale
+        # The largest number of queries for which the other order of products is the cheaper one.
         self.most = few_queries(inner, heads)
         for name, part in zip(("q", "k", "v"), weight.split(inner), strict=True):
             self.register_buffer(name, part.clone() if name == "q" else part.unflatten(0, (heads, -1)).clone())

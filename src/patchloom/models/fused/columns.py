@@ -28,6 +28,7 @@ class FusedColumn(nn.Module):
         super().__init__()
         self.int8 = int8
         # a Strassen step adds rows in pairs, so a small row gets the rounding of a large one: LayerNorm bounds that
+        # int8 products have no rounding to lose and no Strassen step.
         self.paired = not int8 and min(eps) >= 0 and dim >= PAIRED
         self.register_buffer("weights", torch.stack([native.joined(block) for block in weights]))
 
@@ -69,8 +70,10 @@ class AttentionColumn(FusedColumn):
 
 def in_columns(network: PatchNetwork, int8: bool, paired: bool) -> nn.ModuleList:
     """The blocks, those that are alike as one; not the last one where it may be asked for a few tokens alone."""
+    # Where tokens join half-way, the blocks before and after see different numbers of tokens.
     if network.join_at not in (None, 0):
         return network.blocks
+    # With a class token the last block may compute that token alone, which a column cannot.
     last = [] if network.join_at is None else [network.blocks[-1]]
     column = column_of(network.blocks[: len(network.blocks) - len(last)], int8)
     if column is None:
@@ -86,6 +89,7 @@ def column_of(blocks: nn.ModuleList, int8: bool) -> FusedColumn | None:
     if kinds == {(FusedConv,)}:
         convs = [cast(FusedConv, conv) for (conv,) in found]
         alike = {(conv.eps, conv.squeeze.shape) for conv in convs}
+        # The depth-wise convolution of the kernel works on whole vectors of channels.
         return ConvColumn(convs, int8) if len(alike) == 1 and len(convs[0].excite_bias) % native.LANES == 0 else None
     if kinds == {(FusedAttention, FusedFFN)}:
         pairs = [(cast(FusedAttention, first), cast(FusedFFN, second)) for first, second in found]

@@ -30,6 +30,8 @@ class FusedFFN(nn.Module):
         self.kernels = form.kernels
         self.eps = norm_parts(branch.norm)[0]
         parts = [(one, cast(FFN, one.fn)) for one in (branch, *beside)]
+        # Parallel FFNs read the same normalised tokens up to their own affine, which fc1 takes over. The hidden
+        # channels of all stand in one row, and fc2 of that row is the sum of the branches.
         inputs = [fold_input(*matrix_of(ffn.fc1), *norm_parts(one.norm)[1:]) for one, ffn in parts]
         self.fc1 = FoldedLinear(*stack_inputs(inputs), form)
         self.fc2 = FoldedLinear(*stack_outputs([fold_output(ffn.fc2, one.scale) for one, ffn in parts]), form)
@@ -41,6 +43,8 @@ class FusedFFN(nn.Module):
     def forward(self, total: Tensor, x: Tensor, _: int | None = None) -> Tensor:
         if not self.kernels:
             return self.fc2.add_to(total, self.fc1(x, self.eps, activate=True))
+        # One call: the kernel keeps the hidden channels of a few tokens in the cache and never writes all of them to
+        # memory.
         torch.ops.patchloom.ffn_(total, None if x is total else x, *self.weights(), self.fc1.outputs, self.eps)
         return total
 

@@ -57,6 +57,7 @@ class FoldedLinear(nn.Module):
         if not self.kernels:
             return self._apply_part(x, self.weight[first:last], self.bias[first:last], last - first, eps, False)
         width = self.bias.shape[-1]
+        # Packed weights lie in panels of `width` outputs.
         if first % width or last % width:  # within a panel: there is no part of one
             return self(x, eps)[..., first:last]
         panels = slice(first // width, last // width)
@@ -99,6 +100,8 @@ def batch_norm_parts(norm: nn.BatchNorm1d | nn.BatchNorm2d) -> tuple[Tensor, Ten
     """(alpha, beta) of the running statistics, in double precision."""
     assert norm.running_mean is not None
     assert norm.running_var is not None
+    # BatchNorm in eval mode is affine: (x - mean) / sqrt(var + eps) * weight + bias. Double precision, because the
+    # product with a weight rounds a second time.
     alpha = norm.weight.double() / (norm.running_var.double() + norm.eps).sqrt()
     return alpha, norm.bias.double() - norm.running_mean.double() * alpha
 
@@ -116,6 +119,7 @@ def scale_parts(scale: Scale) -> tuple[Tensor, Tensor]:
 def fold_input(weight: Tensor, bias: Tensor, alpha: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
     """W (alpha x + beta) + b as one Linear of x."""
     wide = weight.double()
+    # W (alpha x + beta) + b = (W diag(alpha)) x + (W beta + b)
     return (wide * alpha).to(weight), (bias.double() + (wide * beta).sum(dim=1)).to(bias)
 
 
@@ -123,6 +127,7 @@ def fold_output(layer: nn.Linear | nn.Conv2d, scale: Scale) -> tuple[Tensor, Ten
     """scale(W x + b) as one Linear of x."""
     weight, bias = matrix_of(layer)
     gamma, lift = scale_parts(scale)
+    # gamma (W x + b) + lift = (diag(gamma) W) x + (gamma b + lift)
     return (weight.double().t() * gamma).t().to(weight), (bias.double() * gamma + lift).to(bias)
 
 

@@ -57,6 +57,7 @@ def fuse(
             raise PatchloomError("This is a fused copy already: fuse the network that it was made from.")
         network.class_token_only = class_token_only
         return network
+    # On other devices torch's own operators are fast.
     if not next(network.parameters()).is_cpu and not int8:  # the faster forms are for the CPU
         network.class_token_only = class_token_only
         return network
@@ -143,6 +144,8 @@ def fuse_branch(branch: Branch, form: Form, *beside: Branch) -> nn.Module:
     """The branch in its fused form, as one with the parallel ones `beside` it, which are `alike`."""
     kind = _FUSED.get(type(branch.fn))
     if kind is None or (kind is FusedCrossPatch and isinstance(branch.norm, nn.LayerNorm)):
+        # LayerNorm divides each token by its own deviation. A cross-patch layer sums over tokens, so this factor
+        # cannot move behind it; Affine and BatchNorm have factors per channel, which can.
         return branch  # statistics of each token do not go past a mixing of tokens
     if isinstance(branch.fn, FFN) and branch.fn.activation != "gelu":
         kind = ActivatedFFN

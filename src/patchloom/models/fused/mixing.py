@@ -45,6 +45,7 @@ class FusedCrossPatch(nn.Module):
         self.register_buffer("lift", lift.to(weight).expand(dim).clone() if lift.any() else None)
         self.register_buffer("weight", weight.clone(memory_format=torch.contiguous_format))
         self.register_buffer("channels", torch.stack([native.padded(v) if self.kernels else v for v in vectors]))
+        # A mixes patches and alpha, beta, gamma act on channels, so A (1 beta^T) is the sums of A's rows times beta^T.
         self.register_buffer("patches", torch.stack([weight.double().sum(1), bias]).to(weight))
 
     def forward(self, total: Tensor, x: Tensor, _: int | None = None) -> Tensor:
@@ -53,6 +54,7 @@ class FusedCrossPatch(nn.Module):
             return x if self.lift is None else x.add_(self.lift)
         scale, across, gain = self.channels[:, : x.shape[-1]]
         rows, shift = self.patches[:, :, None]
+        # (N, N) x (B, N, D): the same matrix for every channel.
         mixed = self.weight @ x
         constant = rows * across + shift * gain
         return total.addcmul_(mixed, scale).add_(constant if self.lift is None else constant + self.lift)
@@ -89,6 +91,7 @@ class FusedConv(nn.Module):
         return [*self.expand.packed(), taps, shift, *gates, *self.project.packed()]
 
     def forward(self, total: Tensor, x: Tensor, _: int | None = None) -> Tensor:
+        # Maps are (B, height, width, D), channels last, so that the 1 x 1 convolutions are Linear layers.
         y = torch.ops.aten.gelu_(convolve(self.depthwise, self.expand(x, self.eps, activate=True)))
         squeezed = F.relu(torch.addmm(self.squeeze_bias, y.mean(dim=(1, 2)), self.squeeze))
         return self.project.add_to(total, y, torch.addmm(self.excite_bias, squeezed, self.excite).sigmoid())

@@ -40,6 +40,7 @@ class FusedNetwork(PatchNetwork):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FusedNetwork:
         """What `to`, `half`, `cuda` and the like do: packed weights cannot follow to another type or device."""
+        # Four dimensions, so that a change of memory format shows in the strides too.
         one = next(self.parameters()).new_empty(1, 2, 2, 2)
         after = fn(one)
         if (after.dtype, after.device, after.stride()) != (one.dtype, one.device, one.stride()):
@@ -50,6 +51,7 @@ class FusedNetwork(PatchNetwork):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        # A pickled copy may be read on another machine: the layout of packed weights depends on the vector width.
         if self.instructions not in (None, instruction_set()):
             found = f"This fused copy is laid out for {self.instructions}, and this processor has {instruction_set()}"
             raise PatchloomError(f"{found}: fuse its network here.")

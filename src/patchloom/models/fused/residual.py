@@ -21,6 +21,7 @@ class FusedResidual(nn.Module):
         # with a few queries, or several branches that read x, the sum needs memory of its own
         if queries is not None or not self.in_place:
             total = x[:, :queries].clone()
+        # Every branch reads x and adds to `total`. They are the same tensor where the sum may overwrite its input.
         for branch in self.branches:
             total = branch(total, x, queries)
         return total

@@ -39,10 +39,13 @@ class Stage(NamedTuple):
 
     def folded(self) -> tuple[Tensor, Tensor]:
         """Weights (outputs, side * side * C) and bias of a Linear of windows whose channels are last."""
+        # The kernel reads a window row by row with channels last, so the weights have the order (outputs, height,
+        # width, C).
         weight = self.conv.weight.permute(0, 2, 3, 1).flatten(1)
         bias = weight.new_zeros(len(weight)) if self.conv.bias is None else self.conv.bias
         if self.norm is None:
             return weight, bias
+        # The norm follows the convolution: alpha (W x + b) + beta.
         alpha, beta = batch_norm_parts(self.norm)
         return (alpha[:, None] * weight.double()).to(weight), (alpha * bias.double() + beta).to(bias)
 
