@@ -48,7 +48,7 @@ _DEIT3_21K = {
 }  # fmt: skip
 _SGD = {
     **_DEIT, "optimizer": "sgd", "lr": 0.01, "batch_size": 768, "epochs": 1000, "weight_decay": 1e-4, "erasing": 0,
-    "drop_path": 0, "ema": 0, "lr_scaling": "none",
+    "drop_path": 0, "ema": 0, "lr_scaling": "none", "nesterov": True,
 }  # fmt: skip
 _GRAFIT = {
     "optimizer": "sgd", "nesterov": True, "lr": 0.01, "batch_size": 512, "epochs": 240, "schedule": "cosine",

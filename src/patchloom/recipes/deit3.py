@@ -68,11 +68,13 @@ def deit3_21k_to_1k(model: PatchConfig | None = None) -> Recipe:
 
 def deit3_finetune(model: PatchConfig | None = None) -> Recipe:
     """Fine-tuning at another resolution, in training mode: stochastic depth is active. ViT-H, whose patches of 14 do
-    not divide 384, is fine-tuned at 224 (thesis Table 6.6)."""
+    not divide 384, is fine-tuned at 224 (thesis Table 6.6), and so is what was trained below 224."""
     recipe = _for_model(_DEIT3_FINETUNE, model, _RATES_FINE, _FINE)
-    if model is not None and 384 % model.patch_size:
-        size = (224, f"thesis Table 6.6: 224; patches of {model.patch_size} do not divide 384")
-        recipe = cite(_for_model(_DEIT3_FINETUNE, model, _RATES_FINE_224, _FINE), resolution=size)
+    if model is not None and (384 % model.patch_size or model.img_size[0] < 224):
+        why = f"thesis Table 6.6: 224; patches of {model.patch_size} do not divide 384"
+        if model.img_size[0] < 224:
+            why = f"{_README}: 224 after training at 192 or 160 (here {model.img_size[0]}), else 384"
+        recipe = cite(_for_model(_DEIT3_FINETUNE, model, _RATES_FINE_224, _FINE), resolution=(224, why))
     if model is None or model.family != "vit":
         return recipe
     inferred = {name: f"inferred for {model.name}: {text}" for name, text in recipe.sources.items()}

@@ -61,6 +61,8 @@ def as_built(
         "scale": getattr(network, "scale", "none" if start is None else "layerscale"),
         "layerscale": None if trained or scales_from else start,
     }
+    if recipe.resolution is not None:  # model.img_size decides; None for an image that is not square
+        has["resolution"] = network.img_size[0] if len(set(network.img_size)) == 1 else None
     changed = {name: value for name, value in has.items() if value != getattr(recipe, name)}
     for name in changed:
         if name in explicit and getattr(recipe, name) is not None:

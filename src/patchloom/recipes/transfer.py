@@ -210,6 +210,7 @@ def _sgd_values(epochs: int, name: str) -> dict[str, Cited]:
         "batch_size": (768, where),
         "optimizer": ("sgd", f"{where}; AdamW with 7.5e-6 (CIFAR-10) or 5e-6 (CIFAR-100) and decay 0.05 is the other"),
         "momentum": (0.9, "published code"),
+        "nesterov": (True, "published code: its library's sgd has Nesterov momentum"),
         "lr": (0.01, where),
         "lr_scaling": ("none", where),
         "weight_decay": (1e-4, where),

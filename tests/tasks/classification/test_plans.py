@@ -10,11 +10,13 @@ import pytest
 from patchloom.errors import PatchloomError
 from patchloom.layers.residual import DropPath
 from patchloom.models.network import Network
-from patchloom.models.registry import build
+from patchloom.models.preprocessing import Preprocessing
+from patchloom.models.registry import build, find_config
 from patchloom.recipes.changes import parse_words
 from patchloom.recipes.options import ClassificationOptions
 from patchloom.recipes.registry import find_recipe, list_recipes
 from patchloom.runs.config import config_from_settings, settings_of
+from patchloom.tasks.classification.config import Start
 from patchloom.tasks.classification.plans import plan_training
 from patchloom.tasks.spec import RunConfig
 from patchloom.training.schedule import learning_rate
@@ -240,6 +242,42 @@ def test_huge_is_fine_tuned_at_224() -> None:
 
 def test_a_patch_that_does_not_divide_384_is_fine_tuned_at_224() -> None:
     assert plan_training("digits", "deit3_small", "deit3_finetune", {}, {"patch_size": 14}).recipe.resolution == 224
+
+
+@pytest.mark.parametrize(
+    ("model", "trained_at", "recipe", "resolution", "drop_path"),
+    [
+        ("deit3_base", 192, "deit3_finetune", 224, 0.2),  # README: 224 after training at 192 or 160
+        ("deit3_large", 160, "deit3_finetune", 224, 0.45),
+        ("deit3_huge", 126, "deit3_finetune", 224, 0.55),
+        ("deit3_base", 224, "deit3_finetune", 384, 0.15),
+        ("deit_small", 160, "deit_finetune", 384, 0.0),
+        ("deit_tiny", 64, "transfer_cifar", 224, 0.0),
+        ("deit3_nano", 32, "deit3_finetune", None, 0.0),  # patches of 4 are for small images
+    ],
+)
+def test_resolution_of_fine_tuning_after_training_at_a_low_one(
+    model: str, trained_at: int, recipe: str, resolution: int | None, drop_path: float
+) -> None:
+    trained = find_config(model).replace(img_size=(trained_at, trained_at))
+    run = plan_training("digits", trained, recipe, {}, {}, start=Start("weights", Preprocessing(), None))
+    size = resolution or trained_at
+    assert (run.recipe.resolution, run.recipe.drop_path) == (resolution, drop_path)
+    assert run.task.network_config(run.recipe, 4).img_size == (size, size)
+
+
+def test_size_of_the_network_is_the_recorded_resolution() -> None:
+    assert plan("deit_tiny", "deit", {"img_size": (192, 192)}).recipe.resolution == 192
+    assert plan("deit_tiny", "deit", {"img_size": (192, 160)}).recipe.resolution is None
+    with pytest.raises(PatchloomError, match="resolution=224 cannot be set"):
+        plan("deit_tiny", "deit", {"img_size": (192, 192)}, resolution=224)
+
+
+def test_patches_that_divide_the_requested_resolution() -> None:
+    run = plan("deit_tiny", "deit", {"patch_size": 20}, resolution=240)
+    assert run.task.network_config(run.recipe, 4).grid == (12, 12)
+    with pytest.raises(PatchloomError, match="224 x 224 is not"):
+        plan("deit_tiny", "deit", {"patch_size": 20})
 
 
 def test_published_forms_have_no_warmup() -> None:

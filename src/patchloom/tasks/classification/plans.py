@@ -10,7 +10,7 @@ from typing import Any
 from patchloom.data.opening import open_source
 from patchloom.data.splits import Splits
 from patchloom.errors import PatchloomError
-from patchloom.models.config import Config
+from patchloom.models.config import Config, PatchConfig
 from patchloom.models.registry import find_config
 from patchloom.models.roles import TUNINGS, tuned_parameters
 from patchloom.recipes.changes import apply_changes
@@ -37,6 +37,7 @@ from patchloom.training.checkpoints import parse_interval
 Place = str | PathLike[str]
 # options of the network that its weights do not decide
 _OF_THE_RUN = ("head", "drop_path", "drop_path_decay", "dropout", "queries")
+_SMALLEST_PATCH = 8  # of the papers' networks
 
 
 def plan_training(
@@ -82,10 +83,10 @@ def _resolve_recipe(
 ) -> tuple[Recipe, list[str]]:
     """The recipe for a model of this size, with changes; `trained`: for weights, whose scales stay what they are."""
     deciding = ("dim", "depth", "branches", "patch_size")
-    sized = config.replace(**{name: options[name] for name in deciding if name in options})
+    sized = _resized(config, {name: options[name] for name in deciding if name in options})
     chosen = choose_recipe(recipe, ClassificationOptions, sized)
-    if chosen.resolution is not None and config.img_size[0] < 224 and "resolution" not in changes:
-        chosen = chosen.replace(resolution=None)  # a model for small images keeps its size
+    if chosen.resolution is not None and _is_for_small_images(sized) and "resolution" not in changes:
+        chosen = chosen.replace(resolution=None)
     resolved, notes = apply_changes(keep_scales(chosen) if trained else chosen, changes, sized)
     parse_interval("checkpoint_every", resolved.checkpoint_every)
     parse_interval("eval_every", resolved.eval_every)
@@ -98,6 +99,20 @@ def _resolve_recipe(
             f"{resolved.name} is made for weights that are trained already; here the network starts at random."
         )
     return resolved.replace(tune="all"), notes
+
+
+def _resized(config: Config, options: Mapping[str, Any]) -> Config:
+    """The config by whose size a recipe chooses; its image has as many patches with another patch size."""
+    if isinstance(config, PatchConfig) and isinstance(patch := options.get("patch_size"), int):
+        height, width = config.grid
+        options = {**options, "img_size": (height * patch, width * patch)}
+    return config.replace(**options)
+
+
+def _is_for_small_images(config: Config) -> bool:
+    """Whether a network keeps its image size under every recipe. One for photos that was trained at a low resolution
+    (DeiT III at 160 or 192) takes the recipe's."""
+    return config.img_size[0] < 224 and getattr(config, "patch_size", 1) < _SMALLEST_PATCH
 
 
 def _resolve_distillation(
