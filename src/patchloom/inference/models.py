@@ -23,7 +23,7 @@ def open_model(
     unless a device is named."""
     chosen = choose_device(device)  # before hours of downloading
     if is_onnx(model):
-        raise PatchloomError(f"{model} is an ONNX file: only `evaluate`, `--disagreement` and `distill` take those.")
+        raise PatchloomError(f"{model} is an ONNX file: only `distill` and `evaluate` without --probe take those.")
     if isinstance(model, str | PathLike):
         network = load(model, img_size=resolution, base=base)
         if network.config.kind != "image":
@@ -37,6 +37,20 @@ def open_model(
         if device in (None, "auto"):
             return network.eval()
     return network.to(chosen).eval()
+
+
+def weights_of(network: Any) -> str | None:
+    """Which weights a network has: "raw" or "averaged" if they come from a run that says so, else None."""
+    return getattr(getattr(network, "load_report", None), "weights", None)
+
+
+def weights_text(network: Any) -> str | None:
+    """One line about the file of a network's weights, and whether they are averaged; None if none was loaded."""
+    report = getattr(network, "load_report", None)
+    if report is None:
+        return None
+    kind = f"{report.weights} weights" if report.weights else "weights"
+    return f"{network.config.name} with the {kind} of {report.source}."
 
 
 def test_preprocessing(network: Any, crop_ratio: float | None) -> Preprocessing:

@@ -17,7 +17,7 @@ from patchloom.data.sources import Item, Source
 from patchloom.devices import Device, device_of, pins_memory
 from patchloom.errors import PatchloomError
 from patchloom.inference.items import held_out_by, open_items
-from patchloom.inference.models import Model, open_model, test_preprocessing
+from patchloom.inference.models import Model, open_model, test_preprocessing, weights_text
 from patchloom.models.fused import fuse
 from patchloom.models.network import Network
 from patchloom.models.preprocessing import Preprocessing
@@ -56,6 +56,8 @@ def probe(
     if split is not None and {"train", "all"} & set(split.split("+")):
         raise PatchloomError(f"A probe is fitted to the training images: --split {split} would test it on them.")
     network = fuse(open_model(model, resolution, base, device))
+    if console is not None and (text := weights_text(network)):
+        console.say(text)
     preprocessing, kept = test_preprocessing(network, crop_ratio), held_out_by(model, data)
     source, held_out = open_items(data, labels, split, kept, console=console)
     fitted = (kept.trained(source) if split is None and kept is not None else None) or "train"

@@ -155,6 +155,8 @@ def _read_safetensors(path: Path) -> Checkpoint:
         if header.get("sha256") != digest(header[CHECKPOINT_KEY], tensors):
             raise PatchloomError(f"{path} is damaged: its digest does not match its content.")
         tensors, metadata = _of_training(tensors, metadata)
+    elif kind := _kind_of_export(path):
+        metadata["weights"] = kind
     return Checkpoint(str(path), unwrap(tensors, str(path)), metadata)
 
 
@@ -223,6 +225,17 @@ def _step_of_export(path: Path) -> float:
         return float("inf")
 
 
+def _kind_of_export(path: Path) -> str | None:
+    """Whether the weights of an export are "raw" or "averaged"; None for other files."""
+    described = path.parent / "model.json"
+    if path.name not in ("model.safetensors", "delta.safetensors") or not described.is_file():
+        return None
+    with suppress(PatchloomError, ValueError, KeyError, TypeError):
+        kind = read_json(described)["weights"]
+        return kind if kind in ("raw", "averaged") else None
+    return None
+
+
 def _read_shards(folder: Path) -> Checkpoint:
     shards.check_shards(folder)
     tensors, metadata = shards.read_shards(folder)
@@ -249,7 +262,8 @@ def _of_training(tensors: dict[str, Tensor], metadata: dict[str, Any]) -> tuple[
     parts = [part for part in ("ema.model.", "ema.", "model.") if any(name.startswith(part) for name in tensors)]
     part = parts[0] if parts else "model."
     weights = {name.removeprefix(part): tensor for name, tensor in tensors.items() if name.startswith(part)}
-    return weights, {**metadata, "layout": "patchloom"}
+    kind = "averaged" if part.startswith("ema.") else "raw"
+    return weights, {**metadata, "layout": "patchloom", "weights": kind}
 
 
 def _read_pickle(path: Path) -> Any:

@@ -106,7 +106,9 @@ def _restore(
         )
     model = build(config)
     assert isinstance(model, ForeignNetwork)
-    report = LoadReport(checkpoint.label, "timm", config.name, notes=checkpoint.notes)
+    report = LoadReport(
+        checkpoint.label, "timm", config.name, checkpoint.metadata.get("weights"), notes=checkpoint.notes
+    )
     _fill(model, checkpoint, report, strict)
     about = checkpoint.metadata
     if "preprocessing" in about:

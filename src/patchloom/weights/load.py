@@ -94,7 +94,9 @@ def load(
         check_described(origin, state, checkpoint.label, strict)
     _assume_imagenet(checkpoint, state, origin)
     wanted = _wanted(origin, img_size, num_classes, in_chans)
-    report = LoadReport(checkpoint.label, layout, wanted.name, unused=unused, notes=checkpoint.notes)
+    report = LoadReport(
+        checkpoint.label, layout, wanted.name, checkpoint.metadata.get("weights"), unused=unused, notes=checkpoint.notes
+    )
     shape = _shape_of(wanted, checkpoint.label)
     _fit_sizes(state, origin, shape, report)
     _drop_other_heads(state, origin, shape, num_classes is not None, report)
@@ -127,7 +129,9 @@ def _load_described(checkpoint: Checkpoint, config: Any, given: Mapping[str, Any
             f"{checkpoint.label} is a {config.name}, a network of {config.kind}: it has no {options[0]}."
         )
     network: Any = build(config)
-    report = LoadReport(checkpoint.label, "patchloom", config.name, notes=checkpoint.notes)
+    report = LoadReport(
+        checkpoint.label, "patchloom", config.name, checkpoint.metadata.get("weights"), notes=checkpoint.notes
+    )
     _match(checkpoint.tensors, network, report, strict)
     own = network.state_dict()
     with torch.no_grad():

@@ -12,6 +12,7 @@ class LoadReport:
     source: str
     layout: str
     model: str
+    weights: str | None = None  # of a run: "raw", or "averaged" where it averages its weights (ema)
     loaded: list[str] = field(default_factory=list)
     resized: dict[str, str] = field(default_factory=dict)  # name -> old and new shape
     reinitialised: dict[str, str] = field(default_factory=dict)  # name -> reason
@@ -24,7 +25,8 @@ class LoadReport:
 
     def lines(self) -> list[str]:
         """The lines of the table."""
-        lines = [f"{self.model} from {self.source} ({self.layout} layout): {len(self.loaded)} tensors loaded"]
+        kind = f", {self.weights} weights" if self.weights else ""
+        lines = [f"{self.model} from {self.source} ({self.layout} layout{kind}): {len(self.loaded)} tensors loaded"]
         for title, names in (
             ("resized", [f"{name}: {change}" for name, change in self.resized.items()]),
             ("re-initialised", [f"{name}: {reason}" for name, reason in self.reinitialised.items()]),

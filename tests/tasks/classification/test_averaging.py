@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 import patchloom
 from patchloom.api import train
+from patchloom.cli.main import main
 from patchloom.console import Console
 
 
@@ -30,5 +31,14 @@ def test_the_export_is_what_it_says(ema: float, kind: str, tmp_path: Path, capsy
     assert f"the {kind} weights are in" in capsys.readouterr().out
     last = [row for row in run.records() if row.get("event") == "epoch"][-1]
     assert ("ema_loss" in last) is (kind == "averaged")
-    loss = patchloom.evaluate(run.folder, "digits")["loss"]
-    assert loss == pytest.approx(last["ema_loss" if ema else "loss"], rel=1e-4)
+    metrics = patchloom.evaluate(run.folder, "digits")
+    assert metrics["loss"] == pytest.approx(last["ema_loss" if ema else "loss"], rel=1e-4)
+    assert metrics["weights"] == kind
+    newest = max((run.folder / "checkpoints").glob("step-*.safetensors"))
+    for place, file in ((run.folder, run.folder / "export" / "model.safetensors"), (newest, newest)):
+        main(["evaluate", str(place), "digits", "--json"])
+        printed = capsys.readouterr()
+        assert f"deit_nano with the {kind} weights of {file}." in printed.err
+        assert json.loads(printed.out)["weights"] == kind
+    main(["evaluate", str(run.folder), "digits", "--crop-ratio", "0.9", "1"])
+    assert capsys.readouterr().err.count(f"the {kind} weights of") == 1

@@ -49,7 +49,7 @@ def test_an_onnx_file_is_swept_as_its_network_is(model: str, tmp_path: Path) -> 
     assert patchloom.evaluate(str(tmp_path / "m.onnx"), "digits")["top1"] == patchloom.evaluate(model, "digits")["top1"]
     with pytest.raises(PatchloomError, match="16 x 16 pixels only, not 24 x 24"):
         patchloom.evaluate(str(tmp_path / "m.onnx"), "digits", resolution=24)
-    with pytest.raises(PatchloomError, match="only `evaluate`, `--disagreement` and `distill`"):
+    with pytest.raises(PatchloomError, match="only `distill` and `evaluate` without --probe"):
         patchloom.predict(str(tmp_path / "m.onnx"), "x.png")
 
 

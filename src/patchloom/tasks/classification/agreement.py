@@ -16,7 +16,7 @@ from patchloom.data.sources import spread
 from patchloom.devices import Device
 from patchloom.errors import PatchloomError
 from patchloom.inference.items import RunSplit, held_out_by, open_items
-from patchloom.inference.models import open_model
+from patchloom.inference.models import open_model, weights_text
 from patchloom.plots import new_figure, save_figure
 from patchloom.tasks.classification.distillation import token_cosines, token_parameter_cosine
 from patchloom.tasks.classification.evaluate import ready, relabel
@@ -52,6 +52,8 @@ def disagreement(
     parameters: dict[str, float] = {}
     for model in models:
         network, label = ready(model, device=device), str(model)
+        if console is not None and (text := weights_text(network)):
+            console.say(text)
         placed = relabel(items, source, network, {}, console)
         forwards: dict[str, Any] = {label: None}
         if network.head_distill is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ from patchloom.data.sources import Item, Source
 from patchloom.devices import Device, choose_device
 from patchloom.errors import PatchloomError
 from patchloom.inference.items import held_out_by, open_items
-from patchloom.inference.models import Model, open_model, test_preprocessing
+from patchloom.inference.models import Model, open_model, test_preprocessing, weights_of, weights_text
 from patchloom.models.foreign import is_onnx, is_timm
 from patchloom.models.fused import fuse
 from patchloom.models.imagenet import CLASSES, imagenet_order
@@ -73,9 +74,12 @@ def scores(
         real_order(network.class_names or tuple(map(str, range(network.config.num_classes))))
     preprocessing = test_preprocessing(network, crop_ratio)
     forward = None if head is None else head_forward(network, head, fusion)
+    if console is not None and (text := weights_text(network)):
+        console.say(text)
     source, items = images or open_items(data, labels, split, held_out_by(model, data), strict, workers, console)
     placed = relabel(items, source, network, class_map or {}, console)
-    return score(network, source, placed, preprocessing, batch=batch, workers=workers, forward=forward)
+    result = score(network, source, placed, preprocessing, batch=batch, workers=workers, forward=forward)
+    return dataclasses.replace(result, weights=weights_of(network))
 
 
 def ready(

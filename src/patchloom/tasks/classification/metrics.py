@@ -38,6 +38,7 @@ class Scores:
     loss: np.ndarray  # (N,), cross-entropy
     class_names: tuple[str, ...]
     keys: tuple[str, ...]  # the names of the images
+    weights: str | None = None  # "raw" or "averaged", of a model that comes from a run
 
     def metrics(self) -> dict[str, Any]:
         """top1 with its 95 % interval, top5 and loss, as fractions and a mean, and the number of images."""
@@ -52,6 +53,7 @@ class Scores:
     def summary(self) -> dict[str, Any]:
         return {
             **self.metrics(),
+            **({} if self.weights is None else {"weights": self.weights}),
             "ece": calibration_error(self.confidence, self.predicted == self.labels),
             "per_class": {
                 name: {"count": int(here.sum()), "top1": float((self.rank[here] == 0).mean())}

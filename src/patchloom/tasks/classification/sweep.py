@@ -52,7 +52,8 @@ def sweep(
         # how classes are matched does not depend on the value: it is printed once
         result = scores(model, data, images=images, console=Console(quiet=True) if i else console, **given)
         summary = result.summary() | ({} if real is None else real_accuracy(result, real))
-        del summary["per_class"]
+        for name in ("per_class", "weights"):  # those are printed once
+            summary.pop(name, None)
         rows.append({setting: value, **summary})
     return rows
 
