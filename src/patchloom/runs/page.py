@@ -82,12 +82,12 @@ def _table(runs: Sequence[RunInfo], colours: Sequence[str]) -> str:
     for run, colour in zip(runs, colours, strict=True):
         values = {**run.row(), "changes": changes_text(run.changes)}
         cells = "".join(_cell(key, value) for key, value in values.items() if key != "run")
-        rows.append(f'<tr><td><span style="color:{colour}">&#9632;</span> {escape(str(run.folder))}{cells}')
+        rows.append(f'<tr><td class=words><span style="color:{colour}">&#9632;</span> {escape(str(run.folder))}{cells}')
     return f"<table><tr>{head}</tr>{''.join(rows)}</table>"
 
 
 def _cell(key: str, value: object) -> str:
-    """Only `changes` may break inside a word."""
+    """Only `changes` may break inside a word; a run's name, the first column, may not either."""
     kind = "n" if key in _NUMBERS else "changes" if key == "changes" else "words"
     return f"<td class={kind}>{escape(_text(value))}"
 
