@@ -43,6 +43,13 @@ def test_nothing_readable_is_exit_code_2_and_each_name_is_printed_once(place: Pa
     assert len(second["predictions"]) == 3
 
 
+def test_a_folder_without_images_is_described_as_such(place: Path) -> None:
+    (place / "no photos").mkdir()
+    done = run("predict", "m.safetensors", "no photos", cwd=place)
+    assert done.returncode == 2
+    assert done.stdout == "no photos: the folder contains no images\n"
+
+
 def test_one_bad_image_never_costs_the_others(place: Path) -> None:
     os.mkfifo(place / "pipe.png")
     (place / "zero.png").symlink_to("/dev/zero")

@@ -25,16 +25,17 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> Path:
-    """finished, extended (finished and then begun again), failed, damaged in three ways, of a newer version; no run."""
+    """finished, extended (finished and then begun again), failed, damaged in four ways, of a newer version; no run."""
     root = tmp_path_factory.mktemp("runs")
     main(["train", "digits", *TINY, "epochs=2", "seed=7", "--out", str(root / "deep" / "finished")])
-    for name in ("extended", "log", "recipe", "no-recipe", "newer"):
+    for name in ("extended", "log", "recipe", "no-recipe", "no-log", "newer"):
         shutil.copytree(root / "deep" / "finished", root / name)
     recipe = (root / "extended" / "recipe.yaml").read_text()
     (root / "extended" / "recipe.yaml").write_text(recipe.replace("\nepochs: 2\n", "\nepochs: 3\n"))
     (root / "log" / "log.jsonl").write_bytes(b'{"event": "epo\xff\n')
     (root / "recipe" / "recipe.yaml").write_bytes(b'model: {"architecture\n\xff\xfe')
     (root / "no-recipe" / "recipe.yaml").unlink()
+    (root / "no-log" / "log.jsonl").unlink()
     (root / "newer" / "recipe.yaml").write_text(recipe.replace('task: "classify"', 'task: "dream"'))
     (root / "notes").mkdir()
     (root / "link").symlink_to(root)
@@ -55,7 +56,7 @@ def test_every_folder_has_its_state(runs: Path, capsys) -> None:
     rows = listed(capsys, runs, runs / "deep")
     assert {name: row["status"] for name, row in rows.items()} == {
         "finished": "finished", "extended": "interrupted", "failed": "failed",
-        "log": "damaged", "recipe": "damaged", "no-recipe": "damaged", "newer": "damaged",
+        "log": "damaged", "recipe": "damaged", "no-recipe": "damaged", "no-log": "damaged", "newer": "damaged",
     }  # fmt: skip
     assert (rows["log"]["model"], rows["log"]["epochs"]) == ("deit_nano", None)  # what can be read is shown
     assert rows["recipe"]["model"] is None
@@ -70,7 +71,7 @@ def test_a_run_in_steps_is_finished_after_its_last_step(tmp_path: Path, capsys) 
     main(["runs", str(out)])
     assert "3/3 steps" in capsys.readouterr().out
     main(["resume", str(out)])
-    assert "is finished: 3 steps." in capsys.readouterr().out
+    assert "is already finished (3 steps)." in capsys.readouterr().out
     assert ", 3 steps;" in (out / "report.html").read_text()
     with pytest.raises(SystemExit):
         main(["extend", str(out), "--epochs", "1"])

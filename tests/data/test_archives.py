@@ -151,7 +151,7 @@ def test_inaturalist_is_split_by_its_annotations(year: str, tmp_path: Path) -> N
         split: [f"{year}/{name}" for name in names] for split, names in splits.items()
     }
     assert [item.label for item in source.splits["train"]] == [0, 0, 1]
-    assert "1 image without an annotation left aside." in source.notes
+    assert "1 image without an annotation skipped." in source.notes
     (tmp_path / f"val{year}.json").write_text("{}")
     with pytest.raises(PatchloomError, match=rf"val{year}.json cannot be read as annotations"):
         open_source(where)

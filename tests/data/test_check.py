@@ -16,6 +16,7 @@ from sklearn.datasets import load_digits
 from patchloom.cli.main import main
 from patchloom.data.check import check_data, difference_hash, near_duplicates
 from patchloom.data.opening import open_source
+from patchloom.data.splits import split_source
 
 DIGITS = np.round(load_digits().images * (255 / 16)).astype(np.uint8)
 
@@ -95,6 +96,17 @@ def test_data_without_a_split_is_checked_as_training_would_split_it(tmp_path: Pa
     found = check_data(open_source(tmp_path))
     assert found["duplicates"]
     assert len(found["duplicates"]) + len(found["duplicates_within"]) >= 19
+
+
+def test_every_held_out_image_is_paired_once_with_a_training_image(tmp_path: Path) -> None:
+    for folder in "abcdefghijklmnopqrstuvwx":  # in some of them the first image by name is held out
+        for number in range(12):
+            write(tmp_path / folder / "ant" / f"{folder}{number}.png", 0)
+        source = open_source(tmp_path / folder)
+        split = split_source(source)
+        pairs = check_data(source)["duplicates"]
+        assert sorted(other for _, other in pairs) == sorted(item.key for item in split.held_out)
+        assert {one for one, _ in pairs} <= {item.key for item in split.train}
 
 
 def test_images_that_look_almost_the_same_are_found(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_what_is_not_a_regular_file_is_named_and_left_aside(tmp_path: Path) -> N
     (root / "bee" / "loop.jpg").symlink_to("loop.jpg")
     source = open_source(root)
     assert [item.key for item in source.items()] == ["ant/good.png", "bee/good.png", "bee/loop.jpg"]
-    assert "2 files left aside, not regular files: ant/pipe.png, bee/zero.jpg." in source.notes
+    assert "2 files skipped, not regular files: ant/pipe.png, bee/zero.jpg." in source.notes
     assert "symbolic links" in find_unreadable(source, source.items())["bee/loop.jpg"]
 
 
@@ -78,7 +78,7 @@ def test_links_and_devices_in_shards_are_named(tmp_path: Path) -> None:
                 tar.addfile(member, io.BytesIO(content))
     source = open_source(f"wds:{tmp_path}")
     assert len(source.items()) == 1
-    assert any(note.startswith("4 files left aside, not regular files: a.tar/1.png") for note in source.notes)
+    assert any(note.startswith("4 files skipped, not regular files: a.tar/1.png") for note in source.notes)
 
 
 def test_names_that_name_nothing_are_refused(tmp_path: Path) -> None:
@@ -129,8 +129,8 @@ except ValueError as error:
     assert done.stdout.splitlines() == [
         "('ant', 'bee')",
         "1 folder without images, not taken as a class: cow.",
-        f"2 .heic files left aside. To read them: {command}",
-        f"1 .heif file left aside. To read them: {command}",
+        f"2 .heic files skipped. To read them: {command}",
+        f"1 .heif file skipped. To read them: {command}",
         f"IMG_1.HEIC cannot be read as an image: a HEIF photo; to read it: {command}",
     ], done.stderr[-1000:]
 

@@ -437,11 +437,11 @@ def damaged(root: Path) -> dict[str, str]:
         **{f"ant/half.{kind}": "truncated" for kind in ("jpg", "png", "gif", "bmp")},
         "ant/half.webp": "decoder",
         "ant/empty.jpg": "the file is empty",
-        "bee/page.png": "begins with b'<html>",
-        "bee/vector.jpg": "no image format",
+        "bee/page.png": "starts with b'<html>",
+        "bee/vector.jpg": "not an image",
         "bee/bomb.png": "90000000",
         "bee/bomb2.png": "190000000",
-        "bee/start.jpg": "no image format",
+        "bee/start.jpg": "not an image",
     }
 
 

@@ -124,7 +124,7 @@ def test_folders_without_classes(places: list[str], tmp_path: Path) -> None:
     source = open_source(tmp_path, targets="none")
     assert source.splits == {"all": [Item(place) for place in sorted(places)]}
     assert (source.class_names, source.columns, source.labelled) == ((), {}, False)
-    assert not any("left aside" in note for note in source.notes)
+    assert not any("skipped" in note for note in source.notes)
     assert source.read(source.items()[0]).size == (6, 6)
     assert check_data(source)["count"] == len(places)
 

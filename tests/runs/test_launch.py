@@ -337,7 +337,7 @@ def test_predictions_in_order_with_bad_files_among_them(straight: Run, tmp_path:
     (tmp_path / "1b.png").write_text("no")
     rows = patchloom.predict(straight.folder, tmp_path)
     assert [Path(row["path"]).name for row in rows] == ["0.png", "1.png", "1b.png", "2.png"]
-    assert rows[2]["error"] == "no image format that is read here; it begins with b'no'"  # the path is beside it
+    assert rows[2]["error"] == "not an image in a supported format; the file starts with b'no'"  # the path is beside it
     assert len(rows[0]["predictions"]) == 5
     chances = [entry["probability"] for entry in rows[0]["predictions"]]
     assert chances == sorted(chances, reverse=True)

@@ -145,4 +145,4 @@ def test_a_restart_that_one_torchrun_did_not_count_resumes_in_all_processes(alon
             process.kill()
             process.wait()
     assert [process.returncode for process in started] == [0, 0], outputs
-    assert "is finished: 2 epochs" in outputs[0]
+    assert "is already finished (2 epochs)" in outputs[0]

@@ -102,11 +102,18 @@ def test_a_signal_between_accumulated_parts_ends_a_step_that_leaves_no_trace(
     assert all(torch.equal(got[name], tensor) for name, tensor in whole.items())
 
 
+def test_a_command_in_a_message_can_be_pasted(photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "my run"
+    (out / "checkpoints").mkdir(parents=True)
+    with pytest.raises(PatchloomError, match=f"`patchloom resume '{out}'`"):
+        train(photos, out=out, **TINY)
+
+
 def test_resuming_a_finished_run_says_so_and_changes_no_byte(photos: Path, tmp_path: Path, capsys) -> None:
     train(photos, out=tmp_path / "run", **TINY)
     before = contents(tmp_path / "run")
     resume(tmp_path / "run", Console())
-    assert "is finished: 2 epochs" in capsys.readouterr().out
+    assert "is already finished (2 epochs)" in capsys.readouterr().out
     assert contents(tmp_path / "run") == before
 
 

@@ -112,6 +112,7 @@ def _sides(source: Source) -> dict[tuple[str, str], str]:
         whole = next(iter(source.splits))
         split = split_source(source)
         if split.held_out is not split.train:
+            sides |= {(whole, item.key): "train" for item in split.train}
             sides |= {(whole, item.key): "held out" for item in split.held_out}
     return sides
 

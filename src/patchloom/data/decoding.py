@@ -121,4 +121,4 @@ def _unknown_format(data: bytes) -> str:
             if name in readable_formats(_FORMATS):
                 return f"a {name} photo that {reader} cannot read: it is damaged"
             return f"a {name} photo; to read it: {pip_install(*words)}"
-    return f"no image format that is read here; it begins with {data[:12]!r}"
+    return f"not an image in a supported format; the file starts with {data[:12]!r}"

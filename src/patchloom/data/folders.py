@@ -66,15 +66,15 @@ class _Walk:
         """Images that cannot be read, by extension, and what is not a file."""
         for extension, number in sorted(self.unreadable.items()):
             command = unreadable_extensions()[extension]
-            yield f"{count(number, f'{extension} file')} left aside. To read them: {command}"
+            yield f"{count(number, f'{extension} file')} skipped. To read them: {command}"
         if self.special:
-            yield f"{count(len(self.special), 'file')} left aside, not regular files: {some(sorted(self.special))}"
+            yield f"{count(len(self.special), 'file')} skipped, not regular files: {some(sorted(self.special))}"
 
     def notes(self) -> Iterator[str]:
         yield from self.skipped()
         if self.others:
             kinds = ", ".join(sorted(self.others)[:8])
-            yield f"{count(sum(self.others.values()), 'file')} with other endings left aside: {kinds}."
+            yield f"{count(sum(self.others.values()), 'file')} with other file extensions skipped: {kinds}."
         for link in sorted(self.links):
             yield f"The link {link} leads to a folder that is read already; it is not followed."
 
@@ -116,7 +116,7 @@ def open_folder(where: str, root: Path, targets: str = "class") -> Source:
     if split_folders:
         unused = [folder.name for folder in _folders(root) if folder not in split_folders.values()]
         if unused:
-            notes.append(f"Folders beside the splits left aside: {', '.join(unused)}.")
+            notes.append(f"Folders beside the splits skipped: {', '.join(unused)}.")
     folders = split_folders or {"all": root}
     walks = {split: _walk(root, folder) for split, folder in folders.items()}
     found = _rows(walks)
@@ -191,7 +191,7 @@ def _images_in(folder: Path) -> list[str]:
 def _stray_notes(folder: Path) -> Iterator[str]:
     stray = _images_in(folder)
     if stray:
-        yield f"{count(len(stray), 'image')} outside class folders left aside: {some(stray, 3)}"
+        yield f"{count(len(stray), 'image')} outside class folders skipped: {some(stray, 3)}"
 
 
 def _nothing_found(where: str, root: Path) -> str:

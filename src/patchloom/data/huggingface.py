@@ -82,7 +82,7 @@ def _saved_splits(where: str, loaded: dict[str, Any], notes: list[str]) -> dict[
     if not tables:
         raise PatchloomError(f"{where} has the splits {', '.join(unused)}; expected train, validation or test.")
     if unused:
-        notes.append(f"Splits left aside: {', '.join(unused)}.")
+        notes.append(f"Splits skipped: {', '.join(unused)}.")
     return {split: tables[split] for split in ("train", "val", "test") if split in tables}
 
 
@@ -102,7 +102,7 @@ def _saved_label_columns(
 
 
 def _saved_rows(split: str, table: Any, columns: Sequence[str], notes: list[str]) -> list[Row]:
-    """Keys and names of classes; images without one of the labels are left aside."""
+    """Keys and names of classes; images without one of the labels are skipped."""
     values = [_saved_labels(table, column) for column in columns]
     rows = [
         (f"{split}/{number}", tuple(str(name) for name in names))
@@ -110,7 +110,7 @@ def _saved_rows(split: str, table: Any, columns: Sequence[str], notes: list[str]
         if None not in names
     ]
     if len(rows) < len(table):
-        notes.append(f"{len(table) - len(rows)} images of {split} without a label left aside.")
+        notes.append(f"{len(table) - len(rows)} images of {split} without a label skipped.")
     return rows
 
 

@@ -97,8 +97,8 @@ def open_shards(rest: str, labels: Labels = None, targets: str = "class") -> Sou
     splits = label_by_name(where, columns, in_order)
     class_names = next(iter(columns.values()), [])
     notes = [f"{count(unlabelled, 'sample')} without a label: no labels are used."] if unlabelled else []
-    notes += [f"{without_image} samples without an image left aside."] if without_image else []
-    notes += [f"{count(len(special), 'file')} left aside, not regular files: {some(special)}"] if special else []
+    notes += [f"{without_image} samples without an image skipped."] if without_image else []
+    notes += [f"{count(len(special), 'file')} skipped, not regular files: {some(special)}"] if special else []
     return ShardSource(places, where, class_names, splits, [*notes, *class_notes(class_names, splits)], columns)
 
 

@@ -92,11 +92,10 @@ def split_source(source: Source, asked: Splits | None = None) -> Split:
         return Split(train, train, summary, train_name)
     kept = [item for item in train if item.key not in held_keys]
     held_out = [item for item in train if item.key in held_keys]
-    begin = "No split in the data: a fifth" if asked.hold_out is None else f"A share of {share:g}"
+    begin = "The data has no validation split. " if asked.hold_out is None else ""
+    part = "a fifth" if asked.hold_out is None else f"a fraction of {share:g}"
     of_what = "of each class" if source.class_names else "of the images"
-    summary = (
-        f"{begin} {of_what}, {count(len(held_out), 'image')}, held out, chosen by file name; {len(kept)} to train on."
-    )
+    summary = f"{begin}Held out: {part} {of_what} ({count(len(held_out), 'image')}), chosen by file name."
     return Split(kept, held_out, summary, train_name)
 
 

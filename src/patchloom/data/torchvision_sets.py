@@ -116,7 +116,7 @@ def _as_annotated(source: FileSource, root: Path) -> FileSource:
         if absent := len(names) - len(splits[split]):
             source.notes.append(f"{count(absent, 'image')} of {file.name} not in {root / year}.")
     if unnamed := len(inside) - sum(map(len, splits.values())):
-        source.notes.append(f"{count(unnamed, 'image')} without an annotation left aside.")
+        source.notes.append(f"{count(unnamed, 'image')} without an annotation skipped.")
     source.splits = splits
     return source
 

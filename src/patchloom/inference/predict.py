@@ -92,6 +92,8 @@ def _predict_batch(network: Network, images: list[Any], top: int) -> list[dict[s
     for image in images:
         row: dict[str, Any] = {"path": str(image) if isinstance(image, Path) else None}
         try:
+            if isinstance(image, Path) and os.path.isdir(image):  # as `expand_images` leaves it
+                raise PatchloomError("the folder contains no images")
             picture = as_picture(image)
             pictures.append(crop(picture, network.preprocessing))
             row |= {"note": note} if (note := getattr(picture, "info", {}).get(NOTE)) else {}

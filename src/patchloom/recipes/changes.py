@@ -88,7 +88,10 @@ def _consequences(recipe: Recipe, changed: Recipe, model: Config | None) -> dict
         found["steps"] = None, f"the run has epochs={changed.epochs} instead"
     if changed.warmup_epochs >= changed.epochs:
         share = changed.epochs * recipe.warmup_epochs / max(recipe.epochs, 1)
-        found["warmup_epochs"] = share, f"its share of the recipe's {recipe.epochs} epochs"
+        found["warmup_epochs"] = (
+            share,
+            f"shortened like the run, from {recipe.warmup_epochs:g} of {recipe.epochs} epochs",
+        )
     if changed.epochs != recipe.epochs and recipe.decay_epochs:
         marks = tuple(round(mark * changed.epochs / recipe.epochs) for mark in recipe.decay_epochs)
         found["decay_epochs"] = marks, f"the same shares of the run as {recipe.decay_epochs} of {recipe.epochs}"

@@ -26,8 +26,8 @@ DEIT = cite(
     weight_decay=(0.05, _TABLE),
     no_decay=(
         ("norm", "scale", "position", "token"),
-        f"{_CODE}: no vector, position or class token decays (ResMLP and PatchConvNet have no positions to name); "
-        "it does decay the distillation token, which is left out here",
+        f"{_CODE}: no weight decay for vectors, positions (not in ResMLP and PatchConvNet) and the class token. "
+        "The published code does decay the distillation token; patchloom does not",
     ),
     clip_grad=(0.0, _TABLE),
     schedule=("cosine", _TABLE),

@@ -25,7 +25,7 @@ def small(recipe: Recipe) -> Recipe:
     sources = {name: f"small rule: {why}; was {getattr(recipe, name)}" for name, (_, why) in changes.items()}
     return recipe.replace(
         name=recipe.name + SUFFIX,
-        summary=f"{recipe.name} made fit for small images and a CPU",
+        summary=f"{recipe.name} adapted to small images and a CPU",
         sources={**recipe.sources, **sources},
         **{name: value for name, (value, _) in changes.items()},
     )
@@ -37,7 +37,7 @@ def _rule(recipe: Recipe) -> dict[str, Cited]:
         "batch_size": (min(recipe.batch_size, BATCH_SIZE), f"at most {BATCH_SIZE}"),
         "epochs": (min(recipe.epochs, EPOCHS), f"at most {EPOCHS}"),
         "warmup_epochs": (min(recipe.warmup_epochs, WARMUP_EPOCHS), f"at most {WARMUP_EPOCHS:g}"),
-        "schedule_by": ("step", "a short run has no epochs to spend at the first rate"),
+        "schedule_by": ("step", "the rate changes at every step, because a short run has few epochs"),
         "lr_scaling": ("none", "the rate is kept at every batch size"),
         "ema": (0.0, "none"),
     }

@@ -99,7 +99,7 @@ _SMALL_CHANGES: dict[str, Cited] = {
 
 
 def _small(recipe: Recipe, **cited: Cited) -> Recipe:
-    summary = f"{recipe.name} made fit for small texts and a CPU"
+    summary = f"{recipe.name} adapted to small texts and a CPU"
     return derive(recipe, f"as {recipe.name}", f"{recipe.name}@small", summary, **_SMALL_CHANGES, **cited)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from os import PathLike
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from patchloom.console import Console
@@ -93,8 +94,12 @@ def continue_task(run: Run, loop: Loop, settings: Mapping[str, Any], extended: b
         _report_versions(identity["packages"] or {}, console)
         run.settings |= settings
         if processes.gather(_is_finished(run, loop))[0]:  # files may reach the others late
-            more = f" `patchloom extend {run.folder} --epochs N` adds some." if loop.recipe.steps is None else ""
-            console.say(f"{run.folder} is finished: {loop.recipe.duration}.{more}")
+            more = (
+                f" `patchloom extend {quote(str(run.folder))} --epochs N` adds more epochs."
+                if loop.recipe.steps is None
+                else ""
+            )
+            console.say(f"{run.folder} is already finished ({loop.recipe.duration}). Nothing was changed.{more}")
             run.checkpoints.release()
             return run
         if extended and processes.is_main_process:
@@ -134,7 +139,8 @@ def check_free(place: str | PathLike[str]) -> None:
     out = Path(place)
     if (out / "recipe.yaml").exists() or (out / "checkpoints").exists():
         raise PatchloomError(
-            f"{out} holds a run already: `patchloom resume {out}` continues it, or give another folder for this run."
+            f"{out} holds a run already: `patchloom resume {quote(str(out))}` continues it, or give another "
+            "folder for this run."
         )
     existing = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):

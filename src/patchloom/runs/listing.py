@@ -187,6 +187,9 @@ def is_running(folder: Path) -> bool:
 def _ended(info: RunInfo) -> str:
     """How a run ended that nobody trains."""
     failure = read_failure(info.folder)
+    if not info.records and (info.folder / "export" / "model.json").is_file():
+        info.problem = f"{info.folder / 'log.jsonl'} is missing or has no records, although the run was exported."
+        return "damaged"
     if info.records and _trained(info.records[-1], info.settings) and _exported(info):
         return "finished"
     if failure is None:

@@ -13,6 +13,7 @@ from patchloom.tasks.registry import find_task
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 460, 280, 56, 34, 24
 _TICKS = 4
+_NUMBERS = ("epochs", "last", "best", "seconds")
 
 Series = list[tuple[str, list[tuple[int, float]]]]  # colour, and (epoch, value)
 
@@ -76,13 +77,19 @@ def _chart(title: str, lines: Series, names: list[str]) -> str:
 
 
 def _table(runs: Sequence[RunInfo], colours: Sequence[str]) -> str:
-    head = "".join(f"<th>{key}" for key in KEYS)
+    head = "".join(f"<th{' class=n' if key in _NUMBERS else ''}>{key}" for key in KEYS)
     rows = []
     for run, colour in zip(runs, colours, strict=True):
         values = {**run.row(), "changes": changes_text(run.changes)}
-        cells = "".join(f"<td>{escape(_text(value))}" for value in list(values.values())[1:])
-        rows.append(f'<tr><td><span style="color:{colour}">&#9632;</span> {escape(str(run.folder))}{cells}')
+        cells = "".join(_cell(key, value) for key, value in values.items() if key != "run")
+        rows.append(f'<tr><td class=words><span style="color:{colour}">&#9632;</span> {escape(str(run.folder))}{cells}')
     return f"<table><tr>{head}</tr>{''.join(rows)}</table>"
+
+
+def _cell(key: str, value: object) -> str:
+    """Only `changes` may break inside a word; a run's name, the first column, may not either."""
+    kind = "n" if key in _NUMBERS else "changes" if key == "changes" else "words"
+    return f"<td class={kind}>{escape(_text(value))}"
 
 
 def _text(value: object) -> str:

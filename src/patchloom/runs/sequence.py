@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from os import PathLike
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from patchloom.console import Console
@@ -58,7 +59,7 @@ def _begin(folder: Path, asked: dict[str, Any]) -> None:
     """Write what was asked for, where no other process has begun meanwhile."""
     single.check_free(folder)
     if (folder / _FILE).exists():
-        raise PatchloomError(f"{folder} holds a run already: `patchloom resume {folder}` continues it.")
+        raise PatchloomError(f"{folder} holds a run already: `patchloom resume {quote(str(folder))}` continues it.")
     try:
         write_text(folder / _FILE, json.dumps(asked, indent=1) + "\n")
     except OSError as error:
@@ -73,7 +74,7 @@ def resume(
     if not (place / _FILE).exists() or (place / "recipe.yaml").exists():
         return single.resume(place, console, more_epochs, device)
     if more_epochs:
-        raise PatchloomError(f"{place} is in its first stage: `patchloom resume {place}` first.")
+        raise PatchloomError(f"{place} is in its first stage: `patchloom resume {quote(str(place))}` first.")
     first, sequence, options = _read(place / _FILE)
     options |= {"console": console, "device": device}
     console.say(f"Stage 1 of 2, in {place / _FIRST}.")

@@ -179,7 +179,7 @@ def _choose(options: argparse.Namespace) -> list[str]:
     options.model, options.recipe = choice.model, choice.recipe
     options.settings = [*options.settings, *settings]
     return [
-        f"Chosen: {choice.model} with the recipe {choice.recipe}, for {choice.reason}. The same again:",
+        f"Chosen: model {choice.model} and recipe {choice.recipe}, for {choice.reason}. The complete command:",
         f"  {shlex.join(['patchloom', *options.words, *words, *settings])}",
     ]
 
