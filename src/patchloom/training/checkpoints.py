@@ -23,10 +23,9 @@ import torch
 import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from torch.distributed.checkpoint import CheckpointException
-from torch.distributed.tensor import DTensor
 
 from patchloom.errors import PatchloomError, StoppedError
+from patchloom.training.sharding import is_sharded
 from patchloom.weights.files import CHECKPOINT_KEY, digest, kept_checkpoints, write_tensors
 from patchloom.weights.shards import SUFFIX, begin_shards, check_shards, read_shards, seal_shards, sync
 
@@ -42,7 +41,7 @@ class State:
 
     @property
     def sharded(self) -> bool:
-        return any(isinstance(tensor, DTensor) for tensor in self.tensors.values())
+        return any(is_sharded(tensor) for tensor in self.tensors.values())
 
 
 class Checkpoints:
@@ -145,6 +144,8 @@ class Checkpoints:
 
     def _finish_shards(self, written: Future[Any], state: State, aside: Path, best: bool) -> None:
         """The first process seals what all have written; then all know how it went."""
+        from torch.distributed.checkpoint import CheckpointException  # loaded already, by `begin_shards`
+
         problem: str | None = None
         try:
             written.result()

@@ -1,20 +1,24 @@
-"""Networks whose parameters are spread over processes (FSDP2), and whole tensors made of them."""
+"""Networks whose parameters are spread over processes (FSDP2), and whole tensors made of them.
+
+torch's modules for sharding are imported on use: they take half as long as torch itself, and few runs are sharded.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from patchloom.training.processes import Processes
 
 
 def shard_module(module: nn.Module, processes: Processes) -> None:
     """Spread a module's parameters over the processes in place: each block of its lists of blocks, then the rest."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
     mesh = init_device_mesh(processes.device.type, (processes.count,))
     for blocks in _outer_lists(module):
         for block in blocks:
@@ -22,7 +26,7 @@ def shard_module(module: nn.Module, processes: Processes) -> None:
     fully_shard(module, mesh=mesh, reshard_after_forward=True)  # an evaluation leaves nothing gathered
     for method in ("features", "embed"):
         if hasattr(module, method):
-            torch.distributed.fsdp.register_fsdp_forward_method(module, method)
+            register_fsdp_forward_method(module, method)
 
 
 def _outer_lists(module: nn.Module) -> Iterator[nn.ModuleList]:
@@ -34,19 +38,25 @@ def _outer_lists(module: nn.Module) -> Iterator[nn.ModuleList]:
             yield from _outer_lists(child)
 
 
+def is_sharded(tensor: object) -> bool:
+    """Whether a tensor is a DTensor, without an import of its class."""
+    return hasattr(tensor, "full_tensor")
+
+
 def whole_tensors(network: nn.Module) -> dict[str, Tensor]:
     """The state dict, sharded tensors put together; every process calls it."""
     return {
-        name: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-        for name, tensor in network.state_dict().items()
+        name: tensor.full_tensor() if is_sharded(tensor) else tensor for name, tensor in network.state_dict().items()
     }
 
 
-def like(tensor: Tensor, parameter: Tensor, scalars_too: bool = True) -> Tensor:
+def like(tensor: Tensor, parameter: Any, scalars_too: bool = True) -> Tensor:
     """A tensor where `parameter` is, sharded as it is where it has its shape."""
-    if isinstance(tensor, DTensor):
+    if is_sharded(tensor):
         return tensor
-    if isinstance(parameter, DTensor) and tensor.shape == parameter.shape:
+    if is_sharded(parameter) and tensor.shape == parameter.shape:
+        from torch.distributed.tensor import distribute_tensor
+
         return distribute_tensor(tensor.to(parameter.device), parameter.device_mesh, parameter.placements)
     return tensor.to(parameter.device) if tensor.ndim or scalars_too else tensor
 
