@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -46,3 +47,13 @@ def test_a_json_file_that_is_none_is_named(tmp_path: Path) -> None:
     for path in (tmp_path / "a.json", tmp_path / "missing.json", tmp_path / "nul\0.json"):
         with pytest.raises(PatchloomError, match="json' cannot be read: "):
             read_json(path)
+
+
+def test_memory_is_that_of_the_file_and_not_of_the_limit(tmp_path: Path) -> None:
+    (tmp_path / "small.txt").write_bytes(b"a" * 100)
+    tracemalloc.start()
+    try:
+        assert read_file(tmp_path / "small.txt", 1 << 30) == b"a" * 100
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()

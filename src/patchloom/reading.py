@@ -18,6 +18,7 @@ _KINDS = {
     stat.S_IFSOCK: "a socket",
     stat.S_IFDIR: "a folder",
 }
+_LEAST = 1 << 16  # bytes; some files of /proc have more than the 0 that they state
 _MOST_JSON = 1 << 30  # bytes; iNaturalist's annotations have 600 MB
 
 
@@ -29,8 +30,9 @@ def read_file(path: str | PathLike[str], most: int) -> bytes:
     except ValueError as error:
         raise OSError(errno.EINVAL, "its name holds a NUL byte") from error
     with os.fdopen(handle, "rb") as file:
-        _check_kind(os.fstat(handle), most)  # again: it may have been replaced
-        return file.read(most)
+        status = os.fstat(handle)
+        _check_kind(status, most)  # again: it may have been replaced
+        return file.read(min(most, max(status.st_size, _LEAST)))  # memory for all that is asked for is allocated first
 
 
 def _check_kind(status: os.stat_result, most: int) -> None:

@@ -162,3 +162,11 @@ def test_accepting_fails_quietly_and_recovers(tmp_path: Path) -> None:
         assert len(server.said.read_text()) < 1000
         resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
         assert server.get("/healthz").status == 200
+
+
+def test_malformed_requests_do_not_fill_the_log(server: Server) -> None:
+    before = server.said.read_text()
+    for _ in range(5):
+        with connect(server, b"\x16\x03\x01 not http\r\n\r\n") as client:
+            assert read_all(client).startswith(b"HTTP/1.1 400")
+    assert server.said.read_text() == before

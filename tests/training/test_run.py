@@ -15,6 +15,7 @@ import pytest
 from patchloom import temporary
 from patchloom.errors import PatchloomError
 from patchloom.training.checkpoints import Checkpoints
+from patchloom.training.failures import read_failure
 from patchloom.training.run import Run, write_text
 from patchloom.weights.files import kept_checkpoints
 
@@ -108,6 +109,13 @@ def test_what_killed_processes_left_is_removed_by_the_next_that_writes(tmp_path:
     left.mkdir()
     assert temporary.aside(tmp_path / "recipe.yaml").name == f".recipe.yaml.{host}-{os.getpid()}"
     assert not left.exists()
+
+
+def test_a_fifo_in_the_place_of_a_checkpoint_or_a_failure_blocks_nothing(tmp_path: Path) -> None:
+    for name in ("step-00000012.safetensors", "failure.json"):
+        os.mkfifo(tmp_path / name)
+    assert kept_checkpoints(tmp_path) == []
+    assert read_failure(tmp_path) == {}
 
 
 def test_foreign_names_among_checkpoints_are_ignored_and_kept(tmp_path: Path) -> None:

@@ -57,13 +57,18 @@ def measured(*paths: Path) -> list[str]:
     return messages
 
 
+def forge(path: Path, model: torch.nn.Module, about: dict, **lies: object) -> Path:
+    """A file whose config tells lies."""
+    about["config"] |= lies
+    save_file(model.state_dict(), path, metadata={"patchloom": json.dumps(about)})
+    return path
+
+
 def write(path: Path, name: str = "deit_nano", preprocessing: dict | None = None, **lies: object) -> Path:
     model = patchloom.create_model(name, num_classes=6, depth=2)
     about = describe(model, "patchloom")
-    about["config"] |= lies
     about["preprocessing"] |= preprocessing or {}
-    save_file(model.state_dict(), path, metadata={"patchloom": json.dumps(about)})
-    return path
+    return forge(path, model, about, **lies)
 
 
 def test_a_config_that_the_tensors_contradict_is_refused_at_once(tmp_path: Path) -> None:
@@ -85,6 +90,44 @@ def test_every_family_is_checked_and_honest_files_load(tmp_path: Path, name: str
     for key in ("depth", "in_chans", "dim", "num_classes"):
         with pytest.raises(PatchloomError, match=key):
             patchloom.load(write(tmp_path / "a.safetensors", name, **{key: SUBTLE[key]}))
+
+
+def test_networks_of_text_are_checked_too(tmp_path: Path) -> None:
+    model = patchloom.create_model("resmlp_mt_nano", vocab_size=40)
+    for lie in ({"vocab_size": 10**7}, {"depth": 1000}, {"dim": 1 << 16}, {"max_length": 1 << 16}):
+        with pytest.raises(PatchloomError, match=r"where resmlp_mt_nano needs|many more tensors than there are in it"):
+            patchloom.load(forge(tmp_path / "a.safetensors", model, model.metadata(), **lie))
+    honest = patchloom.load(forge(tmp_path / "a.safetensors", model, model.metadata()))
+    assert all(map(torch.equal, honest.state_dict().values(), model.state_dict().values()))
+
+
+def test_networks_of_timm_are_checked_too(tmp_path: Path) -> None:
+    pytest.importorskip("timm")
+    model = patchloom.create_model("timm:test_vit", num_classes=3)
+    lies = {
+        "does not fit timm:test_vit": {"embed_dim": 1 << 14},
+        "many more tensors than there are in it": {"depth": 1 << 12},
+        "at most 65,536, not 1000000000000": {"depth": 10**12},
+        "timm:test_vit cannot be built: AssertionError": {"class_token": False},
+    }
+    for message, lie in lies.items():
+        path = forge(tmp_path / "a.safetensors", model, describe(model, "patchloom"), options=lie)
+        with pytest.raises(PatchloomError, match=message):
+            patchloom.load(path)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"checkpoint_path": "other.pth"}, {"pretrained": True}, {"pretrained_cfg_overlay": {"file": "other.pth"}}],
+)
+def test_no_file_makes_timm_open_another(tmp_path: Path, option: dict) -> None:
+    pytest.importorskip("timm")
+    model = patchloom.create_model("timm:test_vit", num_classes=3)
+    path = forge(tmp_path / "a.safetensors", model, describe(model, "patchloom"), options=option)
+    with pytest.raises(PatchloomError, match=f"{next(iter(option))!r} .* loads weights"):
+        patchloom.load(path)
+    with pytest.raises(PatchloomError, match="loads weights"):
+        patchloom.create_model("timm:test_vit", **option)
 
 
 def test_preprocessing_that_cannot_be_is_refused(tmp_path: Path) -> None:
@@ -125,6 +168,18 @@ def test_bombs_are_refused_by_their_declared_size(tmp_path: Path) -> None:
     torch.save({f"blocks.{i}.w": shared for i in range(100)}, tmp_path / "shared.pth")
     for message in measured(*(tmp_path / f"{name}.pth" for name in ("zip", "stride", "shared"))):
         assert "unpack to" in message, message
+
+
+@pytest.mark.parametrize("archive", [True, False])
+def test_pickles_that_allocate_are_refused(tmp_path: Path, archive: bool) -> None:
+    class Allocating:
+        def __reduce__(self) -> tuple[object, ...]:
+            return bytearray, (1 << 30,)
+
+    path = tmp_path / "a.pth"
+    torch.save({"head.weight": torch.zeros(3), "more": Allocating()}, path, _use_new_zipfile_serialization=archive)
+    (message,) = measured(path)
+    assert "is refused" in message
 
 
 def test_headers_beyond_reason_and_special_files_are_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -21,7 +22,10 @@ from patchloom.data.listing import (
 )
 from patchloom.data.sources import FileSource, Source
 from patchloom.errors import PatchloomError
+from patchloom.reading import read_file
 from patchloom.text import count
+
+_MOST = 1 << 30  # bytes; a row per image of ImageNet takes 100 MB
 
 
 def open_manifest(where: str, path: Path, labels: Labels = None, targets: str = "class") -> Source:
@@ -70,7 +74,7 @@ def _label_columns(
 
 def _read_rows(where: str, path: Path) -> tuple[list[tuple[int, dict[str, str]]], list[str]]:
     try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
+        with io.StringIO(read_file(path, _MOST).decode("utf-8-sig"), newline="") as file:
             reader = csv.reader(file, strict=True)
             header = [name.strip() for name in next(reader, [])]
             _check_header_row(where, header)

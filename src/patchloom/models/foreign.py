@@ -26,6 +26,9 @@ from patchloom.models.preprocessing import Preprocessing
 from patchloom.models.registry import register_architecture, register_pattern
 
 TIMM = "timm:"
+# arguments of timm's constructor that open files or addresses: a file of weights must not make timm open another
+_LOADING = ("checkpoint_path", "cache_dir", "pretrained")
+_MOST = 1 << 16  # far above every number among timm's options
 
 
 def is_timm(source: object) -> bool:
@@ -66,6 +69,8 @@ class ForeignConfig(Config):
     def __post_init__(self) -> None:
         given = ((key, _frozen(value)) for key, value in dict(self.options).items())
         object.__setattr__(self, "options", tuple(sorted(given)))
+        for option, value in self.options:
+            _check_option(self.name, option, value)
         super().__post_init__()
         check_rate(self.name, "drop_path", self.drop_path)
         check_rate(self.name, "dropout", self.dropout)
@@ -92,6 +97,15 @@ class ForeignConfig(Config):
 def _frozen(value: Any) -> Any:
     """Lists as tuples, which JSON does not have."""
     return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value
+
+
+def _check_option(name: str, option: str, value: Any) -> None:
+    """Refuse what is not about the network, and numbers that no network has."""
+    if option.startswith(_LOADING):
+        raise PatchloomError(f"{option!r} of {name} loads weights: load them as {TIMM}NAME or {TIMM}NAME:FILE instead.")
+    for part in value if isinstance(value, tuple) else (value,):
+        if isinstance(part, int | float) and not abs(part) <= _MOST:
+            raise PatchloomError(f"The {option} of {name} is at most {_MOST:,}, not {part}.")
 
 
 class ForeignNetwork(Network):
@@ -249,7 +263,8 @@ def _make(config: ForeignConfig) -> Any:
     except (TypeError, ValueError, AssertionError, RuntimeError) as error:  # options that timm does not have or accept
         unknown = next((option for option in options if f"'{option}'" in str(error)), None)
         if unknown is None:
-            raise PatchloomError(f"{config.name} cannot be built: {error}.") from error
+            reason = str(error) or type(error).__name__
+            raise PatchloomError(f"{config.name} cannot be built: {reason}.") from error
         ours = {"drop_path_rate": "drop_path", "drop_rate": "dropout"}.get(unknown, unknown)
         raise PatchloomError(f"timm's {name} has no option {ours!r}: leave it out, or set it to 0.") from error
 

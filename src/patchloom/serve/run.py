@@ -95,9 +95,10 @@ async def _serve(service: Service, listener: socket.socket, console: Console) ->
     settings = service.settings
     longest = settings.upload_timeout * settings.max_files + max(settings.timeout, settings.explain_timeout)
     connections = Connections(connection_limit(settings.max_connections), settings.idle_timeout)
+    # log_level: uvicorn warns of every malformed request, so a client could fill the disk with log lines
     config = uvicorn.Config(
-        make_app(service), log_config=None, access_log=False, server_header=False, proxy_headers=False, ws="none",
-        http=connections.protocol, backlog=ACCEPTED_AT_ONCE,
+        make_app(service), log_config=None, log_level="error", access_log=False, server_header=False,
+        proxy_headers=False, ws="none", http=connections.protocol, backlog=ACCEPTED_AT_ONCE,
         timeout_keep_alive=math.ceil(settings.idle_timeout), timeout_graceful_shutdown=math.ceil(longest) + 1,
     )  # fmt: skip
     asyncio.get_running_loop().set_exception_handler(AcceptErrors())

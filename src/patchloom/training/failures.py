@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from patchloom.errors import InterruptedWork
+from patchloom.reading import parse_json, read_file
 from patchloom.training.run import write_text
 
 _FILE = "failure.json"
+_MOST = 1 << 20  # bytes
 
 
 @contextmanager
@@ -37,9 +39,9 @@ def noted_failure(folder: Path, is_main_process: bool) -> Iterator[None]:
 def read_failure(folder: Path) -> dict[str, Any] | None:
     """The error that ended the run and when, or None."""
     try:
-        note = json.loads((folder / _FILE).read_text(encoding="utf-8"))
+        note = parse_json(read_file(folder / _FILE, _MOST))
         return note if isinstance(note, dict) else {}
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError):
         return {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import mmap
 import os
 import re
 import warnings
@@ -32,6 +33,7 @@ _DTYPES = {
 }  # fmt: skip
 _MAX_HEADER = 16 << 20  # bytes; a million class names take less
 _UNPACKED_ALLOWANCE = 64 << 20  # bytes that any file may unpack to, whatever its own size
+_ALLOCATING = b"bytearray"
 # names of training checkpoints; other files in the folder are not ours
 _CHECKPOINT_NAME = re.compile(rf"step-\d+\+*(\.safetensors|{re.escape(shards.SUFFIX)})")
 _WRAPPERS = ("model", "state_dict")  # keys under which training scripts save the weights
@@ -207,7 +209,8 @@ def _weights_in(folder: Path) -> Path:
 
 def kept_checkpoints(folder: Path) -> list[Path]:
     """The training checkpoints of a run, oldest first."""
-    return sorted((path for path in folder.glob("step-*") if _CHECKPOINT_NAME.fullmatch(path.name)), key=step_of)
+    found = (path for path in folder.glob("step-*") if _CHECKPOINT_NAME.fullmatch(path.name))
+    return sorted((path for path in found if path.is_file() or path.is_dir()), key=step_of)  # not a FIFO
 
 
 def step_of(checkpoint: Path) -> tuple[int, int]:
@@ -267,17 +270,31 @@ def _of_training(tensors: dict[str, Tensor], metadata: dict[str, Any]) -> tuple[
 
 
 def _read_pickle(path: Path) -> Any:
-    with suppress(zipfile.BadZipFile), zipfile.ZipFile(path) as archive:  # older files are not archives
-        _check_unpacked(path, sum(entry.file_size for entry in archive.infolist()))
+    refusal = (
+        f"{path} is refused: it is damaged or holds more than tensors, and unpickling it could run code. "
+        f"If you trust it, save its state dict as safetensors where it was made."
+    )
     try:
+        if _allocates(path):
+            raise PatchloomError(refusal)
         # checkpoints of the official repository hold their command-line arguments, a Namespace
         with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about pickle protocols
             return torch.load(path, map_location="cpu", weights_only=True)
-    except OSError:
+    except (OSError, PatchloomError):
         raise
     except Exception as error:  # unpickling arbitrary bytes can raise anything
-        raise PatchloomError(
-            f"{path} is refused: it is damaged or holds more than tensors, and unpickling it could run code. "
-            f"If you trust it, save its state dict as safetensors where it was made."
-        ) from error
+        raise PatchloomError(refusal) from error
+
+
+def _allocates(path: Path) -> bool:
+    """Whether unpickling could make a bytearray: torch allows it, of any size. Refuses archives that unpack to far
+    more than their size."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            _check_unpacked(path, sum(entry.file_size for entry in archive.infolist()))
+            pickles = (archive.read(entry) for entry in archive.infolist() if entry.filename.endswith(".pkl"))
+            return any(_ALLOCATING in content for content in pickles)
+    except zipfile.BadZipFile:  # older files are not archives
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return content.find(_ALLOCATING) >= 0

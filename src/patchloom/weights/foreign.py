@@ -22,10 +22,13 @@ from patchloom.models.imagenet import CLASSES, imagenet_names
 from patchloom.models.preprocessing import Preprocessing
 from patchloom.models.registry import build, config_from_json
 from patchloom.models.roles import parameter_roles
+from patchloom.text import some
 from patchloom.weights.files import Checkpoint, read
 from patchloom.weights.report import LoadReport
+from patchloom.weights.shape import shape_of
 
 _PREFIX = "network."
+_COUNTER = ".num_batches_tracked"  # of BatchNorm, which older files lack
 _FREE_HINTS = ("drop_path", "dropout")  # what may be changed of a network whose file describes it
 
 
@@ -104,12 +107,14 @@ def _restore(
             f"The weights of {config.name} are for {config.in_chans} channels, and only our own networks adapt to "
             f"others: in_chans={in_chans} needs create_model."
         )
-    model = build(config)
-    assert isinstance(model, ForeignNetwork)
     report = LoadReport(
         checkpoint.label, "timm", config.name, checkpoint.metadata.get("weights"), notes=checkpoint.notes
     )
-    _fill(model, checkpoint, report, strict)
+    shape = shape_of(config, checkpoint.label, len(checkpoint.tensors) if strict else None)
+    _check_shapes(shape, checkpoint.tensors, report, strict)
+    model = build(config)
+    assert isinstance(model, ForeignNetwork)
+    _fill(model, checkpoint.tensors, report, strict)
     about = checkpoint.metadata
     if "preprocessing" in about:
         model.preprocessing = Preprocessing.from_json(about["preprocessing"])
@@ -127,21 +132,45 @@ def _restore(
     return model.eval()
 
 
-def _fill(model: ForeignNetwork, checkpoint: Checkpoint, report: LoadReport, strict: bool) -> None:
+def _check_shapes(shape: ForeignNetwork, tensors: Mapping[str, Tensor], report: LoadReport, strict: bool) -> None:
+    """Raise PatchloomError if the tensors of a file contradict the network on the meta device that it describes."""
+    own = shape.state_dict()
+    wrong = [
+        f"{name.removeprefix(_PREFIX)} needs {_sizes(own[name])}, not {_sizes(tensor)}"
+        for name, tensor in tensors.items()
+        if name in own and own[name].shape != tensor.shape
+    ]
+    if wrong:
+        raise PatchloomError(f"{report.source} does not fit {report.model}: {some(wrong, 3)}")
+    report.missing = [name for name in own if name not in tensors and not name.endswith(_COUNTER)]
+    report.unused = [name for name in tensors if name not in own]
+    if strict:
+        _check_complete(report)
+
+
+def _sizes(tensor: Tensor) -> str:
+    return " x ".join(map(str, tensor.shape)) or "a scalar"
+
+
+def _check_complete(report: LoadReport) -> None:
+    if names := [*report.missing, *report.unused]:
+        raise PatchloomError(
+            f"{report.source} does not fit {report.model}: {len(report.missing)} tensors are missing and "
+            f"{len(report.unused)} are unknown, such as {names[0].removeprefix(_PREFIX)}. strict=False loads the rest."
+        )
+
+
+def _fill(model: ForeignNetwork, tensors: Mapping[str, Tensor], report: LoadReport, strict: bool) -> None:
     """Copy the tensors that fit; refuse or note the rest."""
     try:
-        keys = model.load_state_dict(checkpoint.tensors, strict=False)
+        keys = model.load_state_dict(tensors, strict=False)
     except RuntimeError as error:  # other shapes
         reason = " ".join(str(error).split())
-        raise PatchloomError(f"{checkpoint.label} does not fit {model.config.name}: {reason[:300]}") from error
+        raise PatchloomError(f"{report.source} does not fit {model.config.name}: {reason[:300]}") from error
     report.missing, report.unused = list(keys.missing_keys), list(keys.unexpected_keys)
-    report.loaded = [name for name in checkpoint.tensors if name not in report.unused]
-    if strict and (report.missing or report.unused):
-        name = [*report.missing, *report.unused][0].removeprefix(_PREFIX)
-        raise PatchloomError(
-            f"{checkpoint.label} does not fit {model.config.name}: {len(report.missing)} tensors are missing and "
-            f"{len(report.unused)} are unknown, such as {name}. strict=False loads the rest."
-        )
+    report.loaded = [name for name in tensors if name not in report.unused]
+    if strict:
+        _check_complete(report)
 
 
 def tensors_of(network: ForeignNetwork, layout: str) -> dict[str, Tensor]:

@@ -30,6 +30,7 @@ from patchloom.weights.files import Checkpoint, read, unwrap
 from patchloom.weights.infer import check_described, infer_config
 from patchloom.weights.layouts import State, their_name, to_ours
 from patchloom.weights.report import LoadReport
+from patchloom.weights.shape import shape_of
 
 Source = str | PathLike[str] | Mapping[str, Tensor]
 
@@ -97,7 +98,7 @@ def load(
     report = LoadReport(
         checkpoint.label, layout, wanted.name, checkpoint.metadata.get("weights"), unused=unused, notes=checkpoint.notes
     )
-    shape = _shape_of(wanted, checkpoint.label)
+    shape = patch_network(shape_of(wanted, checkpoint.label))
     _fit_sizes(state, origin, shape, report)
     _drop_other_heads(state, origin, shape, num_classes is not None, report)
     _match(state, shape, report, strict)
@@ -128,11 +129,12 @@ def _load_described(checkpoint: Checkpoint, config: Any, given: Mapping[str, Any
         raise PatchloomError(
             f"{checkpoint.label} is a {config.name}, a network of {config.kind}: it has no {options[0]}."
         )
-    network: Any = build(config)
     report = LoadReport(
         checkpoint.label, "patchloom", config.name, checkpoint.metadata.get("weights"), notes=checkpoint.notes
     )
-    _match(checkpoint.tensors, network, report, strict)
+    shape = shape_of(config, checkpoint.label, len(checkpoint.tensors) if strict else None)
+    _match(checkpoint.tensors, shape, report, strict)
+    network: Any = build(config)
     own = network.state_dict()
     with torch.no_grad():
         for name in report.loaded:
@@ -140,15 +142,6 @@ def _load_described(checkpoint: Checkpoint, config: Any, given: Mapping[str, Any
     network.set_metadata(checkpoint.metadata)
     network.load_report = report
     return network.eval()
-
-
-def _shape_of(config: Config, label: str) -> PatchNetwork:
-    """The network on the meta device: shapes without memory."""
-    try:
-        with torch.device("meta"):
-            return patch_network(build(config))
-    except (RuntimeError, OverflowError, TypeError) as error:  # sizes that overflow torch's integers
-        raise PatchloomError(f"{label} describes a network that cannot be built: {error}.") from error
 
 
 def copy_scales(model: Network, source: Source, **hints: Any) -> list[str]:

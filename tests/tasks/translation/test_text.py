@@ -11,7 +11,15 @@ import pytest
 import sentencepiece
 
 from patchloom import PatchloomError
-from patchloom.tasks.translation.text import ParallelText, describe_lines, empty_lines, parse_pair, read_parallel, stems
+from patchloom.tasks.translation.text import (
+    ParallelText,
+    describe_lines,
+    empty_lines,
+    parse_pair,
+    read_lines,
+    read_parallel,
+    stems,
+)
 from patchloom.tasks.translation.vocabulary import Vocabulary
 
 EN = ["A man rides a bike.", "Two dogs run.", "A woman in a blue dress.", "Children play outside."] * 15
@@ -81,6 +89,16 @@ def test_missing_folders_and_damaged_files_are_refused(tmp_path: Path) -> None:
         (folder / "train.de.gz").write_bytes(content)
         with pytest.raises(PatchloomError, match=r"Cannot read .*train\.de\.gz"):
             read_parallel(folder, "train", ("en", "de"))
+
+
+def test_text_that_was_compressed_a_thousand_times_is_refused(tmp_path: Path) -> None:
+    packed = b"".join(gzip.compress(bytes(64 << 20), 6) for _ in range(4))  # 250 KB
+    (tmp_path / "train.de.gz").write_bytes(packed)
+    with pytest.raises(PatchloomError, match="bytes unpack to more than"):
+        read_lines(tmp_path / "train.de.gz")
+    text = "".join(f"Satz {i}.\n" for i in range(1000))
+    (tmp_path / "train.de.gz").write_bytes(gzip.compress(text[:500].encode()) + gzip.compress(text[500:].encode()))
+    assert read_lines(tmp_path / "train.de.gz") == text.splitlines()
 
 
 def test_pairs_are_two_languages() -> None:

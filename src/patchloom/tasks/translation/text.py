@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
+import io
 import os
 import re
 import zlib
@@ -15,6 +17,7 @@ from patchloom.reading import read_file
 
 Pair = tuple[str, str]  # source and target language
 _MOST_BYTES = 1 << 34
+_RATIO, _UNPACKED_ALLOWANCE = 50, 64 << 20  # text is compressed 3 to 10 times; any file may unpack to 64 MB
 _NAMED = 5  # line numbers that a message gives
 
 
@@ -74,7 +77,7 @@ def read_lines(path: str | os.PathLike[str]) -> list[str]:
     try:
         content = read_file(path, _MOST_BYTES)
         if str(path).endswith(".gz"):
-            content = gzip.decompress(content)
+            content = _unpacked(content)
         text = content.decode("utf-8-sig")
     except (OSError, EOFError, zlib.error) as error:
         raise PatchloomError(f"Cannot read {path}: {getattr(error, 'strerror', None) or error}.") from error
@@ -84,6 +87,16 @@ def read_lines(path: str | os.PathLike[str]) -> list[str]:
     # not splitlines(), which also splits at rare separators within a line
     lines = text.removesuffix("\n").split("\n") if text else []
     return [line.strip() for line in lines]
+
+
+def _unpacked(content: bytes) -> bytes:
+    """The content of a .gz file, unless it is far larger than any text becomes."""
+    most = _UNPACKED_ALLOWANCE + _RATIO * len(content)
+    with gzip.open(io.BytesIO(content)) as file:
+        text = file.read(most + 1)
+    if len(text) > most:
+        raise OSError(errno.EFBIG, f"its {len(content):,} bytes unpack to more than {most:,}")
+    return text
 
 
 def stems(folder: Path, pair: Pair) -> list[str]:
