@@ -31,7 +31,7 @@ def noted_failure(folder: Path, is_main_process: bool) -> Iterator[None]:
         raise
     except Exception as error:
         note = {"error": str(error) or type(error).__name__, "time": round(time.time(), 3)}
-        with suppress(OSError):  # a full disk may be the failure
+        with suppress(OSError):  # the failure may be a full disk
             write_text(folder / _FILE, json.dumps(note) + "\n")
         raise
 

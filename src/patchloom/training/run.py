@@ -117,11 +117,11 @@ class Run:
             )
 
     def differences(self, settings: Mapping[str, Any]) -> list[str]:
-        """How other settings differ from those of the run, but for what changes no result."""
+        """How other settings differ from those of the run, apart from settings that change no result."""
         return _differences(self.settings, settings)
 
     def renew(self) -> None:
-        """Write recipe.yaml anew, and cut off the half line that a killed process may have left in the log."""
+        """Write recipe.yaml again, and cut off the half line that a killed process may have left in the log."""
         log = self.folder / "log.jsonl"
         try:
             self._write_settings()
