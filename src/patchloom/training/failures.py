@@ -1,4 +1,7 @@
-"""What ended a run that failed: RUN/failure.json, until the run goes on."""
+"""What ended a run that failed: RUN/failure.json, until the run goes on.
+
+`patchloom runs` reads it to tell a failed run from one that was interrupted and can simply be resumed.
+"""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ class Progress:
         self.begin(0)
 
     def begin(self, step: int) -> None:
+        """Start the clock at `step`: a resumed run measures its own speed, not that of the run before."""
         self.start, self.begun, self.processed = step, time.monotonic(), 0.0
 
     def count(self, weight: float) -> None:
@@ -31,6 +32,7 @@ class Progress:
         return self.processed / max(time.monotonic() - self.begun, 1e-9)
 
     def left(self, step: int) -> str:
+        """The remaining time, from the mean time per step since `begin`; evaluations and checkpoints included."""
         done = step - self.start
         if not done:
             return "beginning"

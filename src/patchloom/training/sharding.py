@@ -14,12 +14,17 @@ from patchloom.training.processes import Processes
 
 
 def shard_module(module: nn.Module, processes: Processes) -> None:
-    """Spread a module's parameters over the processes in place: each block of its lists of blocks, then the rest."""
+    """Spread a module's parameters over the processes in place: each block of its lists of blocks, then the rest.
+
+    Blocks come first because `fully_shard` of the whole takes the parameters that no inner call has taken.
+    """
     mesh = init_device_mesh(processes.device.type, (processes.count,))
     for blocks in _outer_lists(module):
         for block in blocks:
             fully_shard(block, mesh=mesh, reshard_after_forward=True)
     fully_shard(module, mesh=mesh, reshard_after_forward=True)  # an evaluation leaves nothing gathered
+    # FSDP gathers parameters in hooks around `forward`. Other entry points compute with the sharded parts, and fail,
+    # unless they are registered.
     for method in ("features", "embed"):
         if hasattr(module, method):
             torch.distributed.fsdp.register_fsdp_forward_method(module, method)
@@ -28,6 +33,7 @@ def shard_module(module: nn.Module, processes: Processes) -> None:
 def _outer_lists(module: nn.Module) -> Iterator[nn.ModuleList]:
     """The lists of modules that are in no other such list."""
     for child in module.children():
+        # Not into a list's own modules: a block is gathered and freed as one unit, which is what saves memory.
         if isinstance(child, nn.ModuleList):
             yield child
         else:
@@ -43,7 +49,12 @@ def whole_tensors(network: nn.Module) -> dict[str, Tensor]:
 
 
 def like(tensor: Tensor, parameter: Tensor, scalars_too: bool = True) -> Tensor:
-    """A tensor where `parameter` is, sharded as it is where it has its shape."""
+    """A tensor where `parameter` is, sharded as it is where it has its shape.
+
+    Args:
+        scalars_too: whether tensors without dimensions move to the device of `parameter` as well. Step counters do so
+            for a fused optimizer, and stay on the CPU otherwise.
+    """
     if isinstance(tensor, DTensor):
         return tensor
     if isinstance(parameter, DTensor) and tensor.shape == parameter.shape:
