@@ -27,7 +27,12 @@ from patchloom.tasks.classification.teachers import OnnxNetwork, open_teacher
 
 
 def evaluate(model: Model, data: str | PathLike[str], **options: Any) -> dict[str, Any]:
-    """top1, top5, loss, ece (fractions), count and per_class of a model on labelled images; options as of `scores`."""
+    """top1, top5, loss, ece (fractions), count and per_class of a model on labelled images; options as of `scores`.
+
+    Args:
+        model: a network, or what `patchloom.load` takes, timm:NAME or an .onnx file.
+        data: what `patchloom.data.opening.open_source` takes.
+    """
     return scores(model, data, **options).summary()
 
 
@@ -85,7 +90,16 @@ def ready(
     int8: bool = False,
     device: Device = "auto",
 ) -> Network | OnnxNetwork:
-    """A network as it is evaluated: ours fused, one of timm or in an ONNX file as it is."""
+    """A network as it is evaluated: ours fused, one of timm or in an ONNX file as it is.
+
+    Args:
+        resolution: another image size; positions and cross-patch matrices are resized.
+        base: for a delta, the weights that it was made from.
+        int8: quantise the matrix multiplications of the fused copy.
+
+    Raises:
+        PatchloomError: `base` or `int8` with a network that is not patchloom's.
+    """
     if (is_timm(model) or is_onnx(model)) and (base is not None or int8):
         raise PatchloomError(f"--base and --int8 are for networks of patchloom, not for {model}.")
     if not is_onnx(model):
@@ -100,6 +114,9 @@ def real_accuracy(result: Scores, labels: Any) -> dict[str, float]:
     `labels` has a list of class indices for every image of the validation set; an image is found by the number in its
     file name, from 1 on. A prediction is right if it is one of them; images with an empty list are left out. The model
     must have ImageNet's 1000 classes: by name in any order, or without names in ImageNet's order.
+
+    Raises:
+        PatchloomError: the model has other classes, or an image has no number in its name.
     """
     order = real_order(result.class_names)
     check_real_labels(labels)
@@ -111,6 +128,7 @@ def real_accuracy(result: Scores, labels: Any) -> dict[str, float]:
                 f"{key} has no number from 1 to {len(labels)} in its name: ReaL cannot tell which it is."
             )
         if several := labels[int(number[-1]) - 1]:
+            # Images that the annotators gave no label are not counted at all, as in the ReaL paper.
             right.append(order[predicted] in several)
     return {"real_top1": float(np.mean(right)) if right else float("nan"), "real_count": len(right)}
 
