@@ -95,7 +95,14 @@ def own_config(run: OwnRun, task: Task) -> OwnConfig:
 
 
 def open_own(run: OwnRun, recipe: str | Recipe, changes: Mapping[str, Any], context: Context) -> tuple[Task, Recipe]:
-    """The task and its recipe, with what applies of it."""
+    """The task and its recipe, with what applies of it.
+
+    Returns:
+        The task, and the recipe with what it does not apply set to "none" values, as recipe.yaml records it.
+
+    Raises:
+        PatchloomError: a part has the wrong type, or a setting has no effect beside it.
+    """
     if isinstance(run.model, str | Network):
         return _open_classification(run, recipe, changes, context)
     return _open_supervised(run, recipe, changes, context)
@@ -104,6 +111,7 @@ def open_own(run: OwnRun, recipe: str | Recipe, changes: Mapping[str, Any], cont
 def _open_classification(
     run: OwnRun, recipe: str | Recipe, changes: Mapping[str, Any], context: Context
 ) -> tuple[Task, Recipe]:
+    # A place is opened by `open_task`, as for any run; only a dataset is not known to it.
     source = open_source(run.data, run.labels, validation=run.validation) if is_dataset(run.data) else None
     model = run.model.config if isinstance(run.model, Network) else str(run.model)
     data = run.where if source is not None else run.data
@@ -117,6 +125,7 @@ def _open_classification(
 
 
 def _checked_network(model: Any, source: Source | None) -> Network | None:
+    """A network of ours that was given as an object, if its outputs fit the classes; None for a name."""
     if not isinstance(model, Network):
         return None
     if source is not None and model.config.num_classes != len(source.class_names):

@@ -27,7 +27,13 @@ MODEL = "model"
 
 
 class Supervised(Task):
-    """`loss(model(inputs), targets)` is minimised. Inputs and targets are what the samples hold, stacked."""
+    """`loss(model(inputs), targets)` is minimised. Inputs and targets are what the samples hold, stacked.
+
+    Args:
+        loss: (outputs, targets) -> a mean over the batch, or one value per sample (B,).
+        train, held_out: samples by key; the held-out ones may be empty, then there is no metric.
+        preprocessing: for inputs that are images; tensors of the dataset are used as they are.
+    """
 
     def __init__(
         self,
@@ -77,6 +83,7 @@ class Supervised(Task):
             loss, right, count = self._measure(model, after_batch)
         finally:
             model.train(was_training)
+        # One process may have held batches of another kind: top1 is given only where all could count.
         classified = all(part is not None for part in self.processes.gather(right))
         total, samples = self.processes.total(loss), self.processes.total(count)
         metrics: dict[str, Any] = {"count": int(samples), "loss": total / samples}
