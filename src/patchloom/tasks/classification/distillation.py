@@ -28,8 +28,8 @@ class Distillation(Classification):
     def losses(self, batch: Any, step: int, part: int) -> dict[str, Tensor]:
         """Two terms, already weighted: "labels" and "teacher", one value per image (B,) each.
 
-        The teacher sees the very images of the student, mixed and erased: its logits describe those pixels, and the
-        mixed label would not.
+        The teacher sees the very images that the student sees: augmented, erased and mixed. It computes without
+        gradients, or its logits come from a cache.
         """
         self._scored = None
         x, targets = self.mixed(batch, step, part)

@@ -55,7 +55,7 @@ class OwnSamples(Dataset[tuple[Any, Any]]):
     def __getitem__(self, key: Key) -> tuple[np.ndarray | Tensor, Any]:
         """(input, target) of the key (place, epoch, repeat); the augmentation is a function of it and of the seed.
 
-        Images are arrays (height, width, channels) of pixel values: they are normalised on the device, a batch at a time.
+        Images are arrays (height, width, channels) of pixel values: they are normalised on the device, in batches.
         """
         place, epoch, repeat = key
         # `place` counts the training samples, `index` the entries of the whole dataset.
