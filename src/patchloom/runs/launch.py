@@ -36,8 +36,21 @@ def launch(
     device: Device = "auto",
     callbacks: Sequence[Callback] = (),
 ) -> Run:
-    """Begin a run in the folder `out`, and train to its end."""
+    """Begin a run in the folder `out`, and train to its end.
+
+    Args:
+        config: of a plan function, such as `plan_training`.
+        strict: unreadable files are an error instead of being left out.
+        log: "wandb" for a copy of the log there.
+        callbacks: called after steps and evaluations, in the main process.
+
+    Raises:
+        PatchloomError: the folder is taken, or the task refuses its data or settings.
+        InterruptedWork: a signal ended the run; it can be resumed.
+    """
     processes, console = join_processes(device), console or Console()
+    # torchrun repeats the whole command after a failure: what was begun is then resumed. The main process looks, since
+    # a shared folder may show files late to others.
     if restarted(processes) and processes.gather((Path(out) / "recipe.yaml").exists())[0]:
         return resume(out, console, device=device, callbacks=callbacks)
     console.quiet = console.quiet or not processes.is_main_process
@@ -69,7 +82,12 @@ def resume(
     device: Device = "auto",
     callbacks: Sequence[Callback] = (),
 ) -> Run:
-    """Continue a run from its last checkpoint, exactly; with `more_epochs`, beyond its end."""
+    """Continue a run from its last checkpoint, exactly; with `more_epochs`, beyond its end.
+
+    Raises:
+        PatchloomError: recipe.yaml was edited, data or teachers have changed, or every checkpoint is damaged.
+        InterruptedWork: a signal ended the run again.
+    """
     run = Run.open(Path(folder))
     processes, console = join_processes(device), console or Console()
     console.quiet = console.quiet or not processes.is_main_process
@@ -89,6 +107,7 @@ def continue_task(run: Run, loop: Loop, settings: Mapping[str, Any], extended: b
     """Restore the last checkpoint and train on; `settings` replace those of recipe.yaml once it is known to fit."""
     processes, console = loop.processes, loop.console
     with run.locked() if processes.is_main_process else nullcontext():
+        # The checkpoint's own versions win; environment.json stands in where there is no checkpoint.
         identity = {"packages": run.environment().get("packages")} | _restore(run, loop)
         _report_versions(identity["packages"] or {}, console)
         run.settings |= settings
@@ -97,6 +116,7 @@ def continue_task(run: Run, loop: Loop, settings: Mapping[str, Any], extended: b
             console.say(f"{run.folder} is finished: {loop.recipe.duration}.{more}")
             run.checkpoints.release()
             return run
+        # Only now, after the checkpoint has been found to fit: a refused extension must leave no trace.
         if extended and processes.is_main_process:
             run.extend(loop.recipe.epochs)
         return _train(run, loop)
@@ -136,6 +156,7 @@ def check_free(place: str | PathLike[str]) -> None:
         raise PatchloomError(
             f"{out} holds a run already: `patchloom resume {out}` continues it, or give another folder for this run."
         )
+    # The nearest parent that exists decides whether the folder can be made.
     existing = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         raise PatchloomError(f"{out} cannot be written: {existing} is not a folder that this user may write to.")
@@ -173,6 +194,7 @@ def _fit_and_finish(run: Run, loop: Loop) -> None:
 def _restore(run: Run, loop: Loop) -> dict[str, Any]:
     """The main process looks for the last whole checkpoint; all take that one. What it remembers of its run."""
     processes = loop.processes
+    # An error of one process alone would leave the others waiting: it is sent to all, and all raise it.
     path, problem = processes.gather(_newest(run, loop.console) if processes.is_main_process else None)[0]
     if problem is not None:
         raise PatchloomError(problem)
@@ -180,6 +202,7 @@ def _restore(run: Run, loop: Loop) -> dict[str, Any]:
         if (run.folder / "log.jsonl").exists():
             loop.console.say(f"{run.folder} has no checkpoint: the run begins at its start.")
         return {}
+    # Each process reads the file itself; on several machines the folder may not be shared.
     if not path.exists():
         raise PatchloomError(f"Process {processes.rank} does not see {path}: is the folder shared by all of them?")
     state = _read_fitting(path, run, loop)

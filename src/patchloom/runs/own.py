@@ -47,6 +47,10 @@ def fit(
         recipe: The name of a recipe or a Recipe: duration, optimizer, schedule, precision.
         callbacks: `patchloom.Callback` objects, called after steps and evaluations.
         changes: Fields of the recipe (epochs=10).
+
+    Raises:
+        PatchloomError: not a task, unknown settings, or the folder holds another run.
+        InterruptedWork: a signal ended the run; the same script continues it.
     """
     if not isinstance(task, Task):
         raise PatchloomError(f"fit trains a patchloom.Task, not {type(task).__name__}.")
@@ -66,6 +70,7 @@ def earlier_environment(out: str | PathLike[str]) -> dict[str, Any] | None:
 
 
 def has_checkpoint(out: str | PathLike[str]) -> bool:
+    """Whether the run in a folder has saved anything yet."""
     return bool(kept_checkpoints(Path(out) / "checkpoints"))
 
 
@@ -94,6 +99,7 @@ def run_task(
     run = Run.open(Path(out))
     if run.settings.get("task") != config.label:
         raise PatchloomError(f"{run.folder} holds another run: give another folder for this one.")
+    # A script can be edited between two starts: the same bytes are only possible with the same settings.
     if edited := run.differences(settings):
         raise PatchloomError(f"{run.folder} holds a run with other settings: {'; '.join(edited)}. Give another folder.")
     if run.environment()["data"] != task.environment()["data"]:
