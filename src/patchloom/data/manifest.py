@@ -25,7 +25,13 @@ from patchloom.text import count
 
 
 def open_manifest(where: str, path: Path, labels: Labels = None, targets: str = "class") -> Source:
-    """The images that a CSV file lists, with one or several columns of labels."""
+    """The images that a CSV file lists, with one or several columns of labels.
+
+    Paths are relative to the folder of the manifest, or absolute. An optional column `split` has train, val or test.
+
+    Raises:
+        PatchloomError: not a CSV file, columns are missing or empty, or an image has two labels.
+    """
     if path.suffix.lower() != ".csv":
         raise PatchloomError(f"{where} is a file, but not a CSV manifest (FILE.csv).", *LAYOUTS)
     rows, header = _read_rows(where, path)
@@ -36,6 +42,7 @@ def open_manifest(where: str, path: Path, labels: Labels = None, targets: str = 
     counted: set[tuple[str, str]] = set()
     for line, row in rows:
         key, names, split = _manifest_row(where, path, line, row, chosen, "split" in header)
+        # One image may be in two splits or rows, but with one label only.
         before, at = seen.setdefault(key, (names, line))
         if before != names:
             was, now = (", ".join(map(repr, some)) for some in (before, names))
@@ -70,6 +77,7 @@ def _label_columns(
 
 def _read_rows(where: str, path: Path) -> tuple[list[tuple[int, dict[str, str]]], list[str]]:
     try:
+        # utf-8-sig: spreadsheets write a byte-order mark, which would become a part of the first column's name.
         with open(path, encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, strict=True)
             header = [name.strip() for name in next(reader, [])]
@@ -83,6 +91,7 @@ def _read_rows(where: str, path: Path) -> tuple[list[tuple[int, dict[str, str]]]
                         f"{where}, line {reader.line_num}: {count(len(cells), 'value')} for "
                         f"{len(header)} columns ({', '.join(header)})."
                     )
+                # A NUL byte would end the name of a file inside the operating system.
                 if any("\0" in cell for cell in cells):
                     raise PatchloomError(f"{where}, line {reader.line_num}: there is a NUL byte in it.")
                 rows.append((reader.line_num, dict(zip(header, cells, strict=True))))

@@ -127,6 +127,7 @@ def _begin_worker(parent: int, _: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _end_with(parent)
+    # One thread each: several workers with several threads would take turns on the same cores.
     torch.set_num_threads(1)
     _keep_memory()
 
@@ -137,6 +138,7 @@ def _end_with(parent: int) -> None:
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # The parent may have died before prctl took effect; then the worker has another parent already.
     if os.getppid() != parent:
         os._exit(1)
 
