@@ -1,4 +1,7 @@
-"""The page /docs, generated from the OpenAPI description: every route, its parameters and responses."""
+"""The page /docs, generated from the OpenAPI description: every route, its parameters and responses.
+
+Written by hand because FastAPI's own pages load scripts from a server on the internet.
+"""
 
 from __future__ import annotations
 
