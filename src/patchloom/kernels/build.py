@@ -17,12 +17,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 HERE = Path(__file__).parent
+# No -march=native: the libraries may be compiled on one machine and used on another. No -ffast-math: NaN must stay NaN.
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math")
 AVX2 = ("-mavx2", "-mfma")
 AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
 
 
 class Library(NamedTuple):
+    """A source file and the compiler flags of one instruction set."""
+
     source: str
     flags: tuple[str, ...]
 
@@ -43,11 +46,16 @@ def _digest() -> str:
 
 
 def library_file(name: str, folder: Path = HERE) -> Path:
+    """The file of a library, for the sources as they are now; it need not exist."""
     return folder / f"{name}-{_digest()}.so"
 
 
 def build(folder: Path = HERE) -> str:
-    """Put the libraries into `folder`, and leave no older ones there; a sentence that says what came of it."""
+    """Put the libraries into `folder`, and leave no older ones there; a sentence that says what came of it.
+
+    Args:
+        folder: where the .so files are put; by default beside the sources.
+    """
     sentence, built = _build(folder)
     for name in LIBRARIES:
         for old in set(folder.glob(f"{name}-*.so")).difference(built):
@@ -75,6 +83,7 @@ def _build(folder: Path) -> tuple[str, list[Path]]:
 
 def _compile(compiler: list[str], library: Library, out: Path) -> str | None:
     """Why it could not be done; None when it was."""
+    # Compiled under a name of its own, then renamed: a process that has the old library loaded keeps it.
     fresh = out.with_suffix(f".{os.getpid()}")
     command = [*compiler, *FLAGS, *library.flags, str(HERE / library.source), "-o", str(fresh)]
     try:
