@@ -113,6 +113,7 @@ def _run_pictures(options: argparse.Namespace) -> None:
         raise PatchloomError("--data requires --model-only. Pass images to explain after FROM.")
     if options.count is not None:
         raise PatchloomError("--count requires --model-only --data DATA.")
+    # Model, maps and class are checked once, before the first of many images.
     network = open_model(options.model, device=options.device)
     maps = check_maps(network, options.maps)
     check_top(network, options.top)
