@@ -70,4 +70,5 @@ class Counters:
             "weight": info["weight"] if "weight" in info else info["loss_images"],  # its name in version 0.1
         }
         kept = {"step": info["step"], "evaluated": info["evaluated"], "best": info["best"]}
+        # The other processes begin at zero, so that the totals are right for any number of them.
         return cls(**kept, **(sums if is_main_process else {}))

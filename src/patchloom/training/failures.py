@@ -20,7 +20,10 @@ _FILE = "failure.json"
 
 @contextmanager
 def noted_failure(folder: Path, is_main_process: bool) -> Iterator[None]:
-    """Note the error that ends the work inside; a signal is none. The caller holds the lock of the run."""
+    """Record the error that ends the work inside; an interruption by a signal is not recorded.
+
+    The main process records it, and the caller holds the lock of the run.
+    """
     if not is_main_process:
         yield
         return

@@ -32,6 +32,7 @@ class TensorBoard:
     def write(self, record: Mapping[str, Any]) -> None:
         losses = {f"losses/{name}": value for name, value in record.get("losses", {}).items()}
         for name, value in {**record, **losses}.items():
+            # Only floats are curves; counters and names are in the log itself.
             if isinstance(value, float) and name != "time":
                 self.writer.add_scalar(name, value, record["step"])
         self.writer.flush()

@@ -178,7 +178,7 @@ class Loop:
                 self._reserve()
             improved, evaluated = False, self._evaluation_is_due()
             if evaluated:
-                self.save()  # first: whatever ends an evaluation, it does not cost what was learned before it
+                self.save()  # first, so that whatever interrupts the evaluation loses no training
                 improved = self._evaluate_and_log()
             stop, due = self.processes.any(self._signal is not None, self._checkpoint_is_due())
             if improved or stop or (due and not evaluated) or self.counters.step == self.total:
@@ -194,7 +194,7 @@ class Loop:
             self.modules[name].train()
 
     def _batches(self) -> Iterator[Any]:
-        """The batches that are left; where one cannot be had, a process on its own saves what it learned."""
+        """The remaining batches. If one cannot be read, a single process saves a checkpoint and stops."""
         with closing(self.task.batches(self.progress.start, self.total)) as batches:
             while self.counters.step < self.total:
                 try:
@@ -219,8 +219,8 @@ class Loop:
         return PatchloomError(f"Training stopped at {where}: {reason}. {self.run.continuation}")
 
     def _step_or_stop(self, batch: Any) -> None:
-        """A step; one whose loss is not finite, or that a signal cut, leaves the state as it was before, and saved."""
-        statistics = norm_statistics(self.modules)  # nothing else changes before an update
+        """Run a step. If its loss is not finite or a signal interrupts it, restore and save the state before it."""
+        statistics = norm_statistics(self.modules)  # all that a step changes before its update
         before = [buffer.clone() for buffer in statistics]
         try:
             self.step(batch)

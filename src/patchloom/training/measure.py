@@ -45,6 +45,7 @@ def measure_steps(task: Task, recipe: Recipe, processes: Processes, budget: floa
             loop.step(head(batch, size))
             done = time.perf_counter()
             computing = (done - arrived) / size
+            # The first wait includes the start of the workers.
             waiting = (arrived - begun) / samples if i else waiting
             size *= 2
             # The next step has twice the samples. The main process decides: the others would wait in the all-reduce.

@@ -77,8 +77,10 @@ class Processes:
 
 def join_processes(device: Device = "auto") -> Processes:
     """Join the processes that torchrun started, or be the only one; `device` is what `choose_device` takes."""
+    # torchrun sets these; without it there is one process.
     count, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     chosen = choose_device(device)
+    # Before the process group: NCCL takes the current device of each process.
     make_current(chosen)
     if count > 1 and not dist.is_initialized():
         dist.init_process_group(process_backend(chosen))

@@ -39,7 +39,7 @@ class Progress:
         return f"{duration((self.total - step) * (time.monotonic() - self.begun) / done)} left"
 
     def line(self, record: Mapping[str, Any]) -> str:
-        """An evaluation for people."""
+        """One line of text about an evaluation: epoch, losses, metric, learning rate, speed and remaining time."""
         metric = self.task.metric
         shown = [f"{name} {record[name]:.4f}" for name in ("train_loss", "loss") if name in record]
         if metric is not None:

@@ -75,7 +75,7 @@ class Run:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes from training in this folder; however this one ends, the lock goes with it."""
+        """Keep other processes from training in this folder. The lock is released however this process ends."""
         path = self.folder / ".lock"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -107,12 +107,14 @@ class Run:
             raise PatchloomError(f"{path} is damaged or missing: {error}.") from error
 
     def identity(self) -> dict[str, Any]:
-        """What a checkpoint remembers of its run: that recipe.yaml was edited, or libraries updated, is noticed."""
+        """What a checkpoint records of its run, so that an edited recipe.yaml or updated libraries are noticed."""
         return {"settings": self.settings, "packages": packages()}
 
     def extend(self, epochs: int) -> None:
-        """Note in environment.json, before recipe.yaml has it, that the run may have this number of epochs: a
-        checkpoint from before the extension does not take it for an edit."""
+        """Record in environment.json, before recipe.yaml changes, that the run is extended to this number of epochs.
+
+        Otherwise a checkpoint from before the extension would make the new number look like an edit of recipe.yaml.
+        """
         found = self.environment()
         found["extended"] = [*found.get("extended", []), epochs]
         try:
@@ -188,8 +190,8 @@ class Run:
 
 
 def _lock(handle: int) -> bool:
-    """Take the lock of an open file. `patchloom runs` holds it for a moment to see whether it is free, so that one
-    refusal is not the last word."""
+    """Take the lock of an open file, trying for half a second: `patchloom runs` holds it for a moment to see whether it
+    is free."""
     for _ in range(10):
         try:
             # flock, not a file with a process id: it is released by the kernel, and ids are reused.
@@ -228,7 +230,7 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Written aside, synced, then moved into place.
+    """Write a text file atomically: to a temporary file beside it, synced, then renamed.
 
     The file has its old or its new content at any moment, whenever the process is killed.
 
