@@ -49,7 +49,7 @@ def disagreement(
         batch: images per forward pass.
 
     Raises:
-        PatchloomError: there is no model, or the classes of a model and of the data cannot be matched.
+        PatchloomError: no model is given, or the classes of a model and of the data cannot be matched.
     """
     if not models:
         raise PatchloomError("Disagreement needs at least one model.")

@@ -38,10 +38,10 @@ def match_names(
     that says how the names were interpreted where the model's are unknown.
 
     data, model   class names; of a model without any, None
-    class_map     class names of the data -> class names or indices of the model
-
     num_classes   outputs of the model, whether they have names or not
-    who, where, advice   how messages call the model and the data, and what they suggest
+    class_map     class names of the data -> class names or indices of the model
+    who, where    how messages call the model and the data
+    advice        what messages suggest
 
     Raises:
         PatchloomError: a class that is used has no place, or the class map is wrong.
@@ -84,7 +84,7 @@ def _known_places(
 ) -> tuple[dict[str, int] | None, str | None]:
     """Index by name, with how the names were interpreted; None where only an order is left.
 
-    The model's own names come first, then ImageNet's, then numbers as indices.
+    In this order: the model's own names, numbers as indices, ImageNet's names.
     """
     numbers = {name: int(name) for name in wanted if _is_number(name)}
     _refuse_equal_numbers(numbers)

@@ -149,6 +149,7 @@ def _plan_finetune(options: argparse.Namespace) -> Any:
 
     distillation, asked = _distillation(options), options.resolution
     changes, model_options = parse_words(options.settings, ClassificationOptions, ("mean", "std"))
+    # --resolution R is short for resolution=R; both are fine if they agree.
     if asked is not None and changes.setdefault("resolution", asked) != asked:
         raise PatchloomError(f"--resolution {asked} and resolution={changes['resolution']} differ: give one of them.")
     mean, std = changes.pop("mean", None), changes.pop("std", None)

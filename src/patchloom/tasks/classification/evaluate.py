@@ -73,6 +73,7 @@ def scores(
     """
     if batch < 1 or workers < 0:
         raise PatchloomError(f"A batch has at least one image, and workers are 0 or more: {batch}, {workers}.")
+    # The network comes first: a wrong name or option is found before the images are read.
     network = ready(model, resolution, base, int8, device)
     if imagenet_only:
         real_order(network.class_names or tuple(map(str, range(network.config.num_classes))))
@@ -103,6 +104,7 @@ def ready(
     if (is_timm(model) or is_onnx(model)) and (base is not None or int8):
         raise PatchloomError(f"--base and --int8 are for networks of patchloom, not for {model}.")
     if not is_onnx(model):
+        # The fused copy computes the same logits faster; see `patchloom.fuse`.
         return fuse(open_model(model, resolution, base, device), int8=int8)
     hints = {} if resolution is None else {"img_size": resolution}
     return OnnxNetwork(open_teacher(str(model), choose_device(device), hints))
@@ -122,6 +124,7 @@ def real_accuracy(result: Scores, labels: Any) -> dict[str, float]:
     check_real_labels(labels)
     right = []
     for key, predicted in zip(result.keys, result.predicted, strict=True):
+        # The last number in the name: ILSVRC2012_val_00000293 is image 293.
         number = re.findall(r"\d+", Path(key).stem)
         if not number or not 1 <= int(number[-1]) <= len(labels):
             raise PatchloomError(
@@ -167,6 +170,7 @@ def relabel(
 ) -> list[Item]:
     """Labels as places in the network's outputs: see `match_names`, whose interpretation is printed, or a warning where
     there is no console."""
+    # Only classes that occur must be known to the model: a folder may hold a part of ImageNet.
     place, message = match_names(
         source.class_names,
         network.class_names,

@@ -44,7 +44,9 @@ def open_classes(config: ClassificationConfig) -> Source:
 
 
 def open_images(config: ClassificationConfig, recipe: Recipe, context: Context, source: Source | None = None) -> Images:
-    """The images of a new run, scanned; of a resumed one, as it found them when it began. `source`: open already.
+    """The images of a new run, scanned for unreadable files; for a resumed run, those that it began with.
+
+    `source` is given if it is open already.
 
     Raises:
         PatchloomError: the images of a resumed run have changed, none can be read, or (strict) one cannot.

@@ -138,7 +138,7 @@ def _open_teachers(task: Distillation, writes: bool) -> Teachers:
         size = images * len(task.source.class_names) * 4
         task.console.say(f"The teachers' logits are kept in {config.cache}: {size / 1e6:.1f} MB for {images} images.")
         draws = {name: value for name, value in recipe.to_json().items() if name not in _NOT_OF_IMAGES}
-        # Everything that decides the pixels of a step or the teachers' answers to them. Settings that do not (a
+        # Everything that decides the pixels of a step or the teachers' logits for them. Settings that do not (a
         # learning rate) are left out, so that runs which differ only in those share the cache.
         key = [
             task.fingerprint, task.source.class_names, draws, preprocessing.img_size, preprocessing.mean,

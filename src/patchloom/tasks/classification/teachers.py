@@ -241,7 +241,7 @@ def _onnx_teacher(path: Path, asked: tuple[int, int] | None) -> Teacher:
     except ImportError as error:
         raise PatchloomError(f"A teacher in an ONNX file needs onnxruntime: {install_hint('onnx')}") from error
     try:
-        # The CPU provider is in every build of onnxruntime, and gives the same logits everywhere.
+        # The one provider that every build of onnxruntime has.
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
         given = session.get_inputs()[0]
         # A dynamic axis has a name instead of a number; then 224 unless the metadata says another size.
