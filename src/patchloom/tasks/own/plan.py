@@ -115,6 +115,7 @@ def _open_classification(
     source = open_source(run.data, run.labels, validation=run.validation) if is_dataset(run.data) else None
     model = run.model.config if isinstance(run.model, Network) else str(run.model)
     data = run.where if source is not None else run.data
+    # From here on it is an ordinary classification, in which some parts are replaced.
     planned = plan_training(data, model, recipe, changes, run.model_options, run.labels, splits=run.splits)
     resolved = _without(planned.recipe, run, changes)
     augmentation = OwnAugment(run.augmentation) if run.augmentation else None
@@ -141,6 +142,7 @@ def _without(recipe: Recipe, run: OwnRun, changes: Mapping[str, Any]) -> Recipe:
     for part, values in (("loss", _WITHOUT_LOSS), ("augmentation", _WITHOUT_AUGMENTATION)):
         if getattr(run, part) is None:
             continue
+        # The recipe's own values are dropped; values that the user asked for are an error.
         if asked := sorted(set(changes) & set(values)):
             raise PatchloomError(f"{', '.join(asked)} has no effect with {part} of your own: leave it out.")
         recipe = cite(recipe, **{name: (value, f"none beside an own {part}") for name, value in values.items()})
@@ -174,6 +176,7 @@ def _open_supervised(
 
 def _for_modules(recipe: Recipe) -> Recipe:
     """A recipe with the fields that apply to any module: duration, optimizer, schedule, and crops of images."""
+    # Fields such as drop_path or mixup concern our networks and losses: they are left out, not ignored in silence.
     types = setting_types(OwnOptions)
     fields = {name: value for name, value in recipe.to_json().items() if name in types}
     sources = {name: source for name, source in recipe.sources.items() if name in types}
@@ -189,6 +192,7 @@ def _data(run: OwnRun) -> tuple[Part, Part]:
         source = open_source(run.data, run.labels)
         split = split_source(source, run.splits)
         parts = (SourceData(source, split.train), SourceData(source, split.held_out))
+        # The source has split its images already: all indices of either part belong to it.
         train, held_out = ((part, list(range(len(part)))) for part in parts)
         return train, held_out
     if run.validation is not None:
