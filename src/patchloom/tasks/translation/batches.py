@@ -94,7 +94,7 @@ class TokenBatches:
         seed: decides the shuffling of every epoch.
 
     Raises:
-        PatchloomError: a sentence is longer than `batch_tokens`, or there are no pairs.
+        PatchloomError: a sentence is longer than `batch_tokens`, or no pairs are given.
     """
 
     def __init__(self, lengths: Sequence[int] | np.ndarray, batch_tokens: int, seed: int = 0) -> None:

@@ -100,7 +100,7 @@ def translate_lines(
     """
     encoded = vocabulary.encode([line.strip() for line in lines])
     _check(model, lines, encoded)
-    # There is no target: the source stands in for it, so that lengths and batches are those of the source.
+    # Without a target, the source stands in for it, so that lengths and batches are those of the source.
     pairs = TokenPairs(encoded, encoded, vocabulary.bos)
     device = model.embedding.weight.device
     found: dict[int, Translated] = {}

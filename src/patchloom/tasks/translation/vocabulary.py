@@ -53,7 +53,7 @@ class Vocabulary:
                 model_writer=written,
                 model_type="bpe",
                 vocab_size=size,
-                # A small text has fewer distinct pieces than asked for; that is no reason to stop.
+                # A small text has fewer distinct pieces than asked for: it gets a smaller vocabulary.
                 hard_vocab_limit=False,
                 character_coverage=1.0,
                 max_sentence_length=_LONGEST_LINE,
