@@ -26,6 +26,7 @@ def task_of(model: Any) -> str:
 
 def _label_in(folder: Path) -> str | None:
     """The task that a folder's files name."""
+    # A folder that cannot be read names no task: loading the model will say what is wrong with it.
     with suppress(PatchloomError, OSError, ValueError, KeyError):
         if (folder / "model.json").is_file():
             described = read_json(folder / "model.json")

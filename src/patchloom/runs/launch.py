@@ -107,7 +107,7 @@ def continue_task(run: Run, loop: Loop, settings: Mapping[str, Any], extended: b
     """Restore the last checkpoint and train on; `settings` replace those of recipe.yaml once it is known to fit."""
     processes, console = loop.processes, loop.console
     with run.locked() if processes.is_main_process else nullcontext():
-        # The checkpoint's own versions win; environment.json stands in where there is no checkpoint.
+        # The checkpoint's own versions win; environment.json stands in before the first checkpoint.
         identity = {"packages": run.environment().get("packages")} | _restore(run, loop)
         _report_versions(identity["packages"] or {}, console)
         run.settings |= settings
@@ -148,7 +148,7 @@ def _extended(config: RunConfig, more: int, console: Console) -> RunConfig:
 
 
 def check_free(place: str | PathLike[str]) -> None:
-    """Refuse a folder before hours of reading that would be refused after them."""
+    """Refuse a folder that holds a run or cannot be written to; called before any long work."""
     if not os.fspath(place):
         raise PatchloomError("--out is empty. Give the name of a folder for the run.")
     out = Path(place)
@@ -192,7 +192,7 @@ def _fit_and_finish(run: Run, loop: Loop) -> None:
 
 
 def _restore(run: Run, loop: Loop) -> dict[str, Any]:
-    """The main process looks for the last whole checkpoint; all take that one. What it remembers of its run."""
+    """Restore the last whole checkpoint, which the main process finds for all. Returns what it records of its run."""
     processes = loop.processes
     # An error of one process alone would leave the others waiting: it is sent to all, and all raise it.
     path, problem = processes.gather(_newest(run, loop.console) if processes.is_main_process else None)[0]

@@ -1,4 +1,4 @@
-"""What runs there are, how far each came, and how good it is."""
+"""The list of runs: status, progress and metrics of each."""
 
 from __future__ import annotations
 

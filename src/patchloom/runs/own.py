@@ -87,6 +87,7 @@ def run_task(
     """Begin or continue the run of a task in the folder `out`; `config` is what recipe.yaml holds of it."""
     console.quiet = console.quiet or not processes.is_main_process
     check_log(log)
+    # Before the loop asks for batches: shares depend on it.
     task.processes = processes
     spec = task_from_python()
     config = config or spec.config_from_json({"data": "own data", "model": {"name": type(task).__name__}})
@@ -102,6 +103,7 @@ def run_task(
     # A script can be edited between two starts: the same bytes are only possible with the same settings.
     if edited := run.differences(settings):
         raise PatchloomError(f"{run.folder} holds a run with other settings: {'; '.join(edited)}. Give another folder.")
+    # Of an own dataset only lengths and class names are compared: see `OwnSource.fingerprint`.
     if run.environment()["data"] != task.environment()["data"]:
         raise PatchloomError(f"The data has changed since {run.folder} began: exact resuming needs the same.")
     run.continuation = _CONTINUE

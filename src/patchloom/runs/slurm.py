@@ -37,6 +37,7 @@ class Launch:
 
     def checkpoint(self, *_: Any) -> Any:
         """Called by submitit before a preemption or a timeout: queue again."""
+        # Called with the same object, so that `__call__` runs again and finds the run begun.
         return import_module("submitit").helpers.DelayedSubmission(self)
 
     def _now(self) -> list[str]:
