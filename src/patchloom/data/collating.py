@@ -31,7 +31,7 @@ def collate(samples: Sequence[Any]) -> Any:
                 "return the same number for every image, or give a `collate` function."
             )
         return tuple(collate(part) for part in zip(*samples, strict=True))
-    # A class label may be missing in some samples only; then the batch is a list, which no tensor can stand for.
+    # A tensor cannot hold None: if some samples lack the number, the batch is a list.
     if isinstance(first, (int, float, np.number)) and not any(sample is None for sample in samples):
         return torch.tensor(samples)
     return None if all(sample is None for sample in samples) else list(samples)

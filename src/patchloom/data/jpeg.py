@@ -33,7 +33,7 @@ def _simplejpeg() -> ModuleType | None:
 def _alike(library: ModuleType, progressive: bool) -> bool:
     """Whether both decode a picture of noise, with its colours at half size, alike."""
     noise = np.random.default_rng(0).integers(0, 256, (9, 13, 3), dtype=np.uint8)
-    # Sides that are no multiple of 16, so that incomplete blocks at the border are compared too.
+    # Sides that are not multiples of 16, so that incomplete blocks at the border are compared too.
     noise = noise.repeat(5, axis=0).repeat(3, axis=1)
     file = io.BytesIO()
     Image.fromarray(noise).save(file, "JPEG", quality=75, subsampling="4:2:0", progressive=progressive)

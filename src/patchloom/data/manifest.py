@@ -79,11 +79,13 @@ def _read_rows(where: str, path: Path) -> tuple[list[tuple[int, dict[str, str]]]
     try:
         # utf-8-sig: spreadsheets write a byte-order mark, which would become a part of the first column's name.
         with open(path, encoding="utf-8-sig", newline="") as file:
+            # strict: a quote that is never closed is an error instead of one long cell.
             reader = csv.reader(file, strict=True)
             header = [name.strip() for name in next(reader, [])]
             _check_header_row(where, header)
             rows = []
             for cells in reader:
+                # Empty lines at the end are common in exported tables.
                 if not any(cell.strip() for cell in cells):
                     continue
                 if len(cells) != len(header):

@@ -130,10 +130,7 @@ def take(picture: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarr
 
 
 def mirror(picture: np.ndarray) -> np.ndarray:
-    """Left is right, in place, as are the steps that follow.
-
-    Each of them returns the same array.
-    """
+    """Swap left and right. This and the following steps work in place and return the same array."""
     _check(picture)
     _library().patchloom_mirror(picture.ctypes.data, picture.shape[1], picture.shape[0])
     return picture
@@ -147,7 +144,7 @@ def grey(picture: np.ndarray) -> np.ndarray:
 
 
 def solarise(picture: np.ndarray) -> np.ndarray:
-    """Values from 128 on are turned around."""
+    """Invert values from 128 on."""
     _check(picture)
     _library().patchloom_solarise(picture.ctypes.data, picture.size)
     return picture

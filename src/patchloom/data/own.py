@@ -75,6 +75,7 @@ def open_own(dataset: Any, validation: Any = None, targets: str = "class") -> Ow
         if not len(given):
             raise PatchloomError(f"The {where} ({split}) is empty.")
     found = {split: _targets(given, where, targets) for split, given in datasets.items()}
+    # One image without a class makes all of them unlabelled: a split must not depend on which.
     labelled = all(target is not None for column in found.values() for target in column)
     if not labelled:
         found = {split: [None] * len(column) for split, column in found.items()}

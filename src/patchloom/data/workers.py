@@ -115,7 +115,7 @@ def _read(loader: DataLoader[Any]) -> Batches:
 
 
 def _end(workers: Sequence[Any]) -> None:
-    """SIGKILL: workers ignore the signals that end others."""
+    """Kill the workers, with SIGKILL since they ignore SIGINT and SIGTERM, and wait for them."""
     for worker in workers:
         worker.kill()
     for worker in workers:
@@ -123,7 +123,7 @@ def _end(workers: Sequence[Any]) -> None:
 
 
 def _begin_worker(parent: int, _: int) -> None:
-    """Signals to the whole group are for the process that trains: it saves, then ends its workers."""
+    """Set up a worker. It ignores signals to the process group: the training process saves, then ends its workers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _end_with(parent)
