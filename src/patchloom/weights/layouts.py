@@ -59,6 +59,7 @@ def _official_blocks(ours: str, theirs: str, branches: int = 1) -> Rules:
     for p in range(branches):
         digit, suffix = (str(p), f"_{p}") if p else ("", "")
         for number, residual, layer in ((1, "mixing", "attn"), (2, "ffn", "mlp")):
+            # Doubled braces keep {i} in the rule: it is filled in when a name is matched.
             at = f"{ours}.{{i}}.{residual}.branches.{p}"
             rules += [
                 (f"{at}.norm", f"{theirs}.{{i}}.norm{number}{digit}"),
@@ -289,5 +290,6 @@ def _join_class_heads(state: Mapping[str, Tensor]) -> State:
         heads = [state[f"head.{c}.{kind}"] for c in range(classes)]
         if any(head.shape != heads[0].shape or head.shape[:1] != (1,) for head in heads):
             raise PatchloomError(f"head.0.{kind} and the following do not have the shapes of one head per class.")
+        # (1, D) weights of every class, stacked to (classes, D).
         joined[f"head.{kind}"] = torch.cat(heads)
     return joined
