@@ -97,7 +97,10 @@ def choose_items(source: Source, split: str | None, run: RunSplit | None = None)
 
 
 def _chosen_by_training(source: Source, split: str | None, run: RunSplit | None) -> tuple[list[Item], str]:
-    """The images that were, or would be, held out of data without a split to measure on; or all but those."""
+    """For data without a split to evaluate on: the images that the run held out, or that training would hold out.
+
+    With the split "train", all images but those.
+    """
     if run is None or run.held_out is None:
         parts, who = split_source(source), "the fifth that training would hold out"
         train, held_out = parts.train, parts.held_out
