@@ -92,6 +92,7 @@ class Hosting:
     def reload(self) -> dict[str, HostedModel]:
         """Load all models again; if one fails, all old ones stay."""
         with self._reloading:
+            # One assignment, which is atomic in Python: a request sees all old models or all new ones.
             self.models = self._load()
             return self.models
 
