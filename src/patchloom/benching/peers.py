@@ -94,6 +94,7 @@ def published_form(model: Network) -> nn.Module:
     model = copy.deepcopy(model)
     for module in model.modules():
         if isinstance(module, ConvBranch | Stem):
+            # The plain form of these layers permutes the map to channels first and back.
             module.fast = False
         elif isinstance(module, LayerScale):
             module.forward = partial(_separately, module)  # type: ignore[method-assign]

@@ -111,6 +111,7 @@ def compare(rows: Sequence[Row], recorded: Sequence[Row]) -> None:
         f"{case[0]}: {metric} {found:.2f}, recorded {before:.2f}"
         for case in shared
         for metric, found, before in _pairs(now[case], then[case])
+        # Bands are fractions of the recorded value. `not` also catches NaN.
         if not (found >= before * (1 - BANDS[metric]) if BANDS[metric] > 0 else found <= before * (1 - BANDS[metric]))
     ]
     if worse:
