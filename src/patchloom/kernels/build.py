@@ -40,7 +40,7 @@ LIBRARIES = {
 
 @cache
 def _digest() -> str:
-    """Of the sources: a library that was compiled from others has another name, and is not found."""
+    """A digest of the sources, which is a part of the file name: libraries of other sources are not found."""
     sources = sorted(path for path in HERE.iterdir() if path.suffix in (".cpp", ".h"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in (*sources, Path(__file__)))).hexdigest()[:12]
 
@@ -64,7 +64,7 @@ def build(folder: Path = HERE) -> str:
 
 
 def _build(folder: Path) -> tuple[str, list[Path]]:
-    """The sentence and the files; one that is in use is replaced whole."""
+    """Compile all libraries. Returns a sentence about the result, and the files; none if one failed."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         here = f"{sys.platform} on {platform.machine()}"
         return f"The C++ kernels are for Linux on x86-64, not {here}: torch and Pillow do the work.", []
@@ -82,7 +82,7 @@ def _build(folder: Path) -> tuple[str, list[Path]]:
 
 
 def _compile(compiler: list[str], library: Library, out: Path) -> str | None:
-    """Why it could not be done; None when it was."""
+    """Compile one library into `out`. Returns the reason if that fails, else None."""
     # Compiled under a name of its own, then renamed: a process that has the old library loaded keeps it.
     fresh = out.with_suffix(f".{os.getpid()}")
     command = [*compiler, *FLAGS, *library.flags, str(HERE / library.source), "-o", str(fresh)]

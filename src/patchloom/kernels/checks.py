@@ -1,4 +1,4 @@
-"""What an operator refuses before a kernel, which checks nothing, reads memory: shapes, strides, types.
+"""Checks of shapes, strides and types before a kernel is called: the kernels themselves check nothing.
 
 All raise ValueError: a user meets these only by calling torch.ops.patchloom directly.
 """
