@@ -131,6 +131,7 @@ def _run_pictures(options: argparse.Namespace) -> None:
         print_json(rows)
     bad = [row for row in rows if "error" in row]
     if bad:
+        # Without --json the error was printed as the row appeared.
         for row in bad if options.json else ():
             print_lines(f"patchloom: {row['error']}", file=sys.stderr)
         raise PatchloomError(f"{len(bad)} of {len(rows)} images could not be explained.")

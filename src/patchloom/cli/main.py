@@ -94,7 +94,7 @@ def _ended_by_signals() -> Iterator[None]:
 
 
 class _Parser(argparse.ArgumentParser):
-    """What was wrong is shown without obeying what stands in it."""
+    """A parser whose errors spell out control characters in the user's words, which a terminal would obey."""
 
     def error(self, message: str) -> NoReturn:
         super().error(printable(message))

@@ -86,6 +86,7 @@ def _row_without_images(entry: Any) -> dict[str, Any]:
 
     from patchloom.models.registry import build
 
+    # Parameters are counted without memory.
     with torch.device("meta"):
         params = sum(parameter.numel() for parameter in build(entry.config).parameters())
     unknown = dict.fromkeys(("macs", "activations", "resolution"))

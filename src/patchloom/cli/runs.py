@@ -67,6 +67,7 @@ def _table(runs: list[RunInfo]) -> list[str]:
         for info in runs
         for row in [info.row()]
     ]  # fmt: skip
+    # Below the table, since a reason can be long.
     problems = [f"{info.folder} {info.status}: {info.problem}" for info in runs if info.problem]
     return [*table([head, *rows], right=(4, 6, 7, 8)), *problems]
 

@@ -92,6 +92,7 @@ def run_serve(options: argparse.Namespace) -> None:
     values["allowed_hosts"] = tuple(values["allowed_hosts"] or ())
     settings = Settings(**{name: value for name, value in values.items() if value is not None})
     try:
+        # Settings are checked first: they need none of the optional packages.
         from patchloom.serve.run import serve
     except ImportError as error:
         raise PatchloomError(f"serve needs {error.name}, which is not installed: {install_hint('serve')}") from error

@@ -111,6 +111,7 @@ def run_resume(options: argparse.Namespace) -> None:
 def _console(options: argparse.Namespace) -> Any:
     from patchloom.console import Console
 
+    # With --json standard output holds one JSON value and nothing else.
     return Console(sys.stderr if options.json else sys.stdout, quiet=not is_main_process())
 
 
