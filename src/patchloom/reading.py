@@ -22,7 +22,11 @@ _MOST_JSON = 1 << 30  # bytes; iNaturalist's annotations have 600 MB
 
 
 def read_file(path: str | PathLike[str], most: int) -> bytes:
-    """The content of a regular file of at most `most` bytes; everything else is an OSError that says why."""
+    """The content of a regular file of at most `most` bytes; everything else is an OSError that says why.
+
+    Args:
+        most: bytes; a larger file is refused before it is opened.
+    """
     try:
         _check_kind(os.stat(path), most)  # before it is opened: that alone can block, or move a device
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
@@ -30,6 +34,7 @@ def read_file(path: str | PathLike[str], most: int) -> bytes:
         raise OSError(errno.EINVAL, "its name holds a NUL byte") from error
     with os.fdopen(handle, "rb") as file:
         _check_kind(os.fstat(handle), most)  # again: it may have been replaced
+        # Limited once more: a file that is being written to may have grown since.
         return file.read(most)
 
 
@@ -52,7 +57,11 @@ def read_json(path: str | PathLike[str]) -> Any:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """`json.loads`, for which JSON that is nested too deeply is a ValueError like any other fault."""
+    """`json.loads`, for which JSON that is nested too deeply is a ValueError like any other fault.
+
+    Raises:
+        ValueError: not JSON.
+    """
     try:
         return json.loads(text)
     except RecursionError as error:
