@@ -21,7 +21,9 @@ _COMMANDS = (models, recipes, train, runs, evaluate, explain, export, serve, dat
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Args:
+    """Run a command: parse the words, call its function, and exit with its code.
+
+    Args:
         words: the command line without the program's name; default: sys.argv.
 
     Raises:

@@ -41,7 +41,7 @@ def pack_int8(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     if bias.shape != (outputs,):
         raise ValueError(f"a bias {tuple(bias.shape)} is not that of {outputs} outputs")
     panels = -(-outputs // panel())
-    # uninitialised: the kernel writes every byte, padding included.
+    # Uninitialised: the kernel writes every byte, padding included.
     levels = torch.empty((panels, -(-inputs // GROUP) * GROUP // 4, panel(), 4), dtype=torch.int8)
     # Scale and sum are filled in by the kernel; only the bias is known here.
     terms = torch.stack([torch.zeros_like(in_panels(bias))] * 2 + [in_panels(bias)], dim=1)

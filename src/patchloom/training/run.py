@@ -127,7 +127,7 @@ class Run:
     ) -> None:
         """Refuse settings that were edited since a checkpoint was written; `identity` is empty in older ones. `current`
         gives settings of any version the form that this one writes."""
-        # `resume --epochs` writes environment.json, then recipe.yaml. A checkpoint from before it still has the old
+        # `extend` writes environment.json, then recipe.yaml. A checkpoint from before it still has the old
         # number.
         known = current(identity.get("settings") or {})
         if self.settings.get("epochs") in self.environment().get("extended", []):
