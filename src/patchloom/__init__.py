@@ -55,6 +55,7 @@ _PACKAGES = (
 
 
 def __getattr__(name: str) -> Any:
+    # Python calls this for names that the module does not have yet; after the import it has them.
     if name in _PACKAGES:
         return import_module(f"patchloom.{name}")
     if name not in _MODULES:

@@ -74,6 +74,14 @@ def train(
         device: "cpu", "cuda:1", "mps", ...; by default the accelerator of this machine, else the CPU. It is not part of
             the recipe: a run can be resumed on another device.
         changes: Fields of the recipe (epochs=10).
+
+    Returns:
+        The finished run; `run.folder` has the export and the report.
+
+    Raises:
+        PatchloomError: wrong arguments or data that cannot be read; nothing is written then.
+        StoppedError: the loss is not finite, or the disk is full; the state before is saved.
+        InterruptedWork: a signal ended the run, with everything saved.
     """
     splits = Splits(train_split, test_split, hold_out)
     options = model_options or {}
@@ -82,6 +90,7 @@ def train(
     own_loss = None if isinstance(loss, str) else loss
     own_augmentation = None if isinstance(augmentation, str) else augmentation
     given = (own_loss, own_augmentation, validation)
+    # Without own parts the run can be described completely in recipe.yaml, and so be resumed by the command line.
     if isinstance(model, str) and isinstance(data, str | PathLike) and all(part is None for part in given):
         config = plan_training(data, model, recipe, changes, options, labels, scales_from=scales_from, splits=splits)
         return launch(config, out, strict=strict, log=log, console=console, device=device, callbacks=callbacks)
@@ -90,6 +99,7 @@ def train(
     run = OwnRun(data, model, validation, own_loss, own_augmentation, splits, labels, options)
     processes, console = join_processes(device), console or Console()
     console.quiet = console.quiet or not processes.is_main_process
+    # The folder may hold this very run: then the split and the fingerprint of its start apply.
     context = Context(processes, console, environment=earlier_environment(out), from_checkpoint=has_checkpoint(out))
     task, resolved = open_own(run, recipe, changes, context)
     return run_task(task, resolved, out, processes, console, log, callbacks, own_config(run, task))

@@ -35,6 +35,7 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
         kept.append(best)
         sides = torch.minimum(boxes[best, 2:], boxes[rest, 2:]) - torch.maximum(boxes[best, :2], boxes[rest, :2])
         shared = sides.clamp(min=0).prod(dim=1)
+        # Boxes that overlap the best one by more than the threshold (intersection over union) are dropped.
         order = rest[shared / (areas[best] + areas[rest] - shared) <= iou_threshold]
     return torch.stack(kept) if kept else order
 
@@ -44,6 +45,7 @@ def _declare_missing_operators() -> None:
     missing = [name for name in _SCHEMAS if not hasattr(torch.ops.torchvision, name)]
     if not missing:
         return
+    # A fragment adds to the namespace "torchvision", whether another library defines it or not.
     library = torch.library.Library("torchvision", "FRAGMENT")
     for name in missing:
         library.define(_SCHEMAS[name])

@@ -20,17 +20,23 @@ class Console:
     _last: float = 0.0
 
     def say(self, *lines: str) -> None:
+        """Print lines; what `progress` has written is erased first."""
+        # Carriage return and "erase to the end of the line": what moved is overwritten by the line that stays.
         self._write(("\r\033[K" if self._moving else "") + "".join(f"{printable(line)}\n" for line in lines))
         self._moving = False
 
     def progress(self, text: str) -> None:
+        """Rewrite the moving line, at most ten times a second."""
         if self.quiet or self.out is None or not self.out.isatty() or monotonic() - self._last < 0.1:
             return
         self._last, self._moving = monotonic(), True
         self._write("\r\033[K" + printable(text))
 
     def _write(self, text: str) -> None:
-        """Nobody listening is no reason to stop working; names of files may hold what cannot be shown."""
+        """Write to the output. If its reader has gone away, the console becomes quiet and the work goes on.
+
+        Characters that the output cannot encode, such as those in file names, are written as escapes.
+        """
         if self.quiet or self.out is None:
             return
         try:

@@ -36,6 +36,7 @@ def choose_device(name: Device = "auto") -> torch.device:
         raise _refused(wanted)
     if kind == "cpu":
         return torch.device("cpu")
+    # "cuda" without an index: torchrun's processes must not all take cuda:0.
     place = int(index) if colon else _own_index()
     if place >= torch.accelerator.device_count():
         raise _refused(f"{kind}:{place}")
@@ -87,6 +88,7 @@ def wait_for(device: torch.device) -> None:
 
 def device_of(module: nn.Module) -> torch.device:
     """Where a module's parameters and buffers are; the CPU for one without any."""
+    # The first tensor decides: a module is on one device as a whole.
     for tensor in (*module.parameters(), *module.buffers()):
         return tensor.device
     return torch.device("cpu")
@@ -117,6 +119,7 @@ def process_backend(device: torch.device) -> str:
 def supports(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether a device computes with a dtype: MPS has no float64, older ones no bfloat16."""
     try:
+        # Tried rather than looked up: backends that register themselves have no table of dtypes.
         return float((torch.ones(2, dtype=dtype, device=device) + 1).sum()) == 4.0
     except (RuntimeError, TypeError, AssertionError):  # the last of a torch that was built without the device
         return False
@@ -128,6 +131,7 @@ def pins_memory(device: torch.device) -> bool:
     if device.type == "cpu":
         return False
     try:
+        # Some backends accept the call and give ordinary memory, hence the question after it.
         return torch.zeros(1).pin_memory().is_pinned()
     except (RuntimeError, TypeError):
         return False
@@ -137,6 +141,9 @@ def to_device(structure: Any, device: torch.device) -> Any:
     """Tensors, and those in tuples, lists and dicts, on a device; anything else stays as it is.
 
     From pinned memory the copy does not wait.
+
+    Args:
+        structure: a batch, in any nesting; lists, tuples, named tuples and dicts keep their types.
     """
     if isinstance(structure, Tensor):
         moves = structure.device != device and device.type != "cpu"

@@ -39,5 +39,6 @@ class InterruptedWork(PatchloomError):
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """A sentence that names the known words nearest to `word`, or nothing if none is near."""
+    # 0.6 finds a letter or two that are wrong, and little else.
     near = get_close_matches(word, list(known), n=3, cutoff=0.6)
     return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""

@@ -21,6 +21,7 @@ _OWN_EXTRAS = re.compile(r"patchloom\[(?P<extras>[^\]]+)\]")
 def pip_install(*words: str) -> str:
     """`pip install WORDS`, quoted for a shell, with the pip of the Python that runs now."""
     found = shutil.which("pip")
+    # The `pip` on the PATH may belong to another Python.
     own = found is not None and Path(found).parent == Path(sys.executable).parent
     pip = ["pip"] if own else [sys.executable, "-m", "pip"]
     return shlex.join([*pip, "install", *words])
@@ -40,6 +41,7 @@ def _checkout() -> Path | None:
     """The source tree that this package is imported from, or None for an installed copy."""
     folder = Path(__file__).resolve().parent
     settings = folder.parents[1] / "pyproject.toml"
+    # A folder src/patchloom somewhere in site-packages is not a checkout of ours: its pyproject.toml must name us.
     own = settings.is_file() and 'name = "patchloom"' in settings.read_text(encoding="utf-8")
     return settings.parent if own and folder.parent.name == "src" else None
 

@@ -8,6 +8,7 @@ from importlib.resources import files
 
 def html_page(title: str, body: str) -> str:
     """A page with the style of reports and charts that show values on hover, in one file."""
+    # Both are put into the page, so that one file can be sent and opened anywhere.
     style, script = ((files("patchloom") / f"report.{kind}").read_text("utf-8") for kind in ("css", "js"))
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8">'

@@ -18,6 +18,7 @@ def new_figure(width: float, height: float) -> Figure:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise PatchloomError(f"Figures need matplotlib: {install_hint('figures')}") from error
+    # Figure itself instead of pyplot, which keeps every figure in memory and may open windows.
     return Figure(figsize=(width, height), layout="constrained")
 
 
@@ -30,6 +31,7 @@ def check_figure_path(path: Path) -> None:
 
 
 def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure as .png, .svg or .pdf, by the suffix of the path."""
     check_figure_path(path)
     try:
         figure.savefig(path, dpi=120)

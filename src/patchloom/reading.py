@@ -23,7 +23,11 @@ _MOST_JSON = 1 << 30  # bytes; iNaturalist's annotations have 600 MB
 
 
 def read_file(path: str | PathLike[str], most: int) -> bytes:
-    """The content of a regular file of at most `most` bytes; everything else is an OSError that says why."""
+    """The content of a regular file of at most `most` bytes; everything else is an OSError that says why.
+
+    Args:
+        most: bytes; a larger file is refused before it is opened.
+    """
     try:
         _check_kind(os.stat(path), most)  # before it is opened: that alone can block, or move a device
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
@@ -32,7 +36,9 @@ def read_file(path: str | PathLike[str], most: int) -> bytes:
     with os.fdopen(handle, "rb") as file:
         status = os.fstat(handle)
         _check_kind(status, most)  # again: it may have been replaced
-        return file.read(min(most, max(status.st_size, _LEAST)))  # memory for all that is asked for is allocated first
+        # Limited once more: a file that is being written to may have grown since. Not `read(most)`, which allocates
+        # memory for `most` bytes before it reads.
+        return file.read(min(most, max(status.st_size, _LEAST)))
 
 
 def _check_kind(status: os.stat_result, most: int) -> None:
@@ -54,7 +60,11 @@ def read_json(path: str | PathLike[str]) -> Any:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """`json.loads`, for which JSON that is nested too deeply is a ValueError like any other fault."""
+    """`json.loads`, for which JSON that is nested too deeply is a ValueError like any other fault.
+
+    Raises:
+        ValueError: not JSON.
+    """
     try:
         return json.loads(text)
     except RecursionError as error:

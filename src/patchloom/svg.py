@@ -47,14 +47,17 @@ def line_chart(title: str, lines: Mapping[str, Points], x_name: str = "epoch") -
 def ticks(low: float, high: float, most: int) -> list[float]:
     """About `most` round values (1, 2 or 5 times a power of ten) that enclose `low` and `high`."""
     raw = (high - low) / max(most - 1, 1)
+    # The power of ten below the raw step; the step is that times 1, 2, 5 or 10.
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * (1 - 1e-9))
+    # 1e-9: an end that lies on a tick but for rounding needs no further tick.
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    # Twelve digits: 3 * 0.1 would print as 0.30000000000000004.
     return [float(f"{i * step:.12g}") for i in range(first, last + 1)]
 
 
 def _ends(values: Sequence[float]) -> tuple[float, float]:
-    """Lowest and highest, apart from each other even where all values are one."""
+    """The lowest and the highest value; half a unit below and above if all are equal."""
     low, high = min(values), max(values)
     return (low, high) if high - low > 1e-12 * max(abs(low), abs(high)) else (low - 0.5, high + 0.5)
 
@@ -116,6 +119,7 @@ def _stops(lines: Mapping[str, Points], place: _Place, x_name: str) -> list[tupl
 
 def most_confused(table: np.ndarray) -> np.ndarray:
     """The classes that a heat map has room for, in their order: those with most errors as label or prediction."""
+    # Errors only: a class that is often right says little.
     wrong = table - np.diag(np.diag(table))
     return np.sort(np.argsort(-(wrong.sum(axis=0) + wrong.sum(axis=1)), kind="stable")[:MOST_CLASSES])
 

@@ -1,5 +1,8 @@
-"""Unfinished files and folders beside their place: they end with what makes them, with the command that a signal ends,
-or, where that was killed, with the next one that writes to the same place."""
+"""Temporary files and folders beside the place of the finished ones.
+
+They are removed when their context ends or when a signal ends the command. What a killed process left behind is removed
+by the next one that writes to the same place.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ def aside(path: Path) -> Path:
 
 
 def own_name(path: Path) -> Path:
+    """The temporary name of this process for `path`: hidden, in the same folder, so that a rename is atomic."""
     return path.with_name(f".{path.name}.{_HOST}-{os.getpid()}")
 
 
@@ -35,6 +39,7 @@ def sweep(folder: Path, names: str) -> None:
 
 def _runs(process: int) -> bool:
     try:
+        # Signal 0 is not sent; the call only tells whether the process exists.
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
         return False
@@ -44,6 +49,7 @@ def _runs(process: int) -> bool:
 
 
 def _remove(path: Path) -> None:
+    # A link is removed itself: rmtree would empty what it leads to.
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -64,6 +70,7 @@ def folder(path: Path) -> Iterator[None]:
 
 def remove(*paths: Path) -> None:
     """Remove these temporary folders, or all that this process has made."""
+    # A copy, since the set changes in the loop.
     for path in paths or tuple(_open):
         _remove(path)
         _open.discard(path)

@@ -36,6 +36,7 @@ def draw_roofline(rows: Sequence[dict[str, Any]], peak: float, copying: float, p
     """
     figure = new_figure(8, 4.5)
     axis = figure.subplots()
+    # From 1/2 to 128 multiply-accumulates per byte.
     intensity = [2.0 ** (i / 4) for i in range(-4, 29)]
     axis.semilogx(
         intensity, [min(1.0, x * copying / peak) for x in intensity], "k-", label="arithmetic and memory limits"

@@ -37,6 +37,13 @@ def measure(
     quartiles; share and latency_share (of the rate of a large matrix product in the same rounds, counting the
     arithmetic of the whole network); and memory_mb (what a forward pass adds to a new process; Linux and CPU
     only). With `int8`, our network uses int8 matrix multiplication.
+
+    Args:
+        name: a model of ours.
+        against: "timm", "published" or None.
+        size: the side of square images, in pixels.
+        depth: number of blocks instead of the model's.
+        rounds: calls of every contender; medians are reported.
     """
     chosen = choose_device(device)
     torch.manual_seed(0)
@@ -47,6 +54,7 @@ def measure(
     label = f"{name}, int8" if int8 else name
     row: dict[str, Any] = {"model": label, "peer": against, "batch": batch, "size": size, "depth": plain.config.depth}
     row["cost"] = {"macs": cost.macs, "params": cost.params, "activations": cost.activations}
+    # Two series: a full batch for the throughput, one image for the latency.
     times = {images: _times(networks, torch.randn(images, 3, size, size).to(chosen), rounds) for images in {batch, 1}}
     measured = memory and chosen.type == "cpu"
     for who in networks:
@@ -87,6 +95,7 @@ def peak_memory(
     """Megabytes that a forward pass adds to a new process; None on systems without /proc/self/clear_refs."""
     if not Path("/proc/self/clear_refs").exists():
         return None
+    # "spawn": a forked child would begin with the memory of this process.
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(_peak_memory, (name, who, against, batch, size, depth, int8, torch.get_num_threads()))
 
@@ -95,6 +104,7 @@ def peak_memory(
 def _peak_memory(
     name: str, who: str, against: str | None, batch: int, size: int, depth: int | None, int8: bool, threads: int
 ) -> float:
+    """What `peak_memory` runs in the new process."""
     torch.set_num_threads(threads)
     plain, peer = pair(name, against, size, depth)
     network = fuse(plain, int8=int8) if who == "ours" else peer
@@ -105,6 +115,7 @@ def _peak_memory(
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak, VmHWM
     before = _megabytes("VmRSS")
     network(images)
+    # VmRSS is what is in memory now, VmHWM the highest it has been since the reset.
     return _megabytes("VmHWM") - before
 
 

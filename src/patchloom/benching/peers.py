@@ -27,6 +27,7 @@ PEERS = ("timm", "published")
 
 def check_case(name: str, against: str | None, size: int, depth: int | None, int8: bool) -> None:
     """Raise PatchloomError if a case cannot be measured, before anything is measured."""
+    # Shapes only, without memory: a wrong name is found at once.
     with torch.device("meta"):
         ours = create_model(name, **_options(size, depth))
     if against == "timm":
@@ -52,7 +53,11 @@ def pair(name: str, against: str | None, size: int, depth: int | None = None) ->
 
 
 def timm_pair(name: str, size: int, depth: int | None) -> tuple[Network, nn.Module]:
-    """(our network, timm's network) with equal weights; with `depth`, timm's network is built with as many blocks."""
+    """(our network, timm's network) with equal weights; with `depth`, timm's network is built with as many blocks.
+
+    Raises:
+        PatchloomError: timm has no such network.
+    """
     known = _timm_names(name)
     if depth is None:
         full = next((full for full in known if full.endswith(f"_{size}")), known[0])
@@ -60,6 +65,7 @@ def timm_pair(name: str, size: int, depth: int | None) -> tuple[Network, nn.Modu
     else:
         theirs = timm_network(find_config(name).replace(**_options(size, depth))).eval()
     stir(theirs)
+    # Our network gets timm's weights, so that the logits can be compared.
     return load(theirs.state_dict()), theirs
 
 
@@ -88,6 +94,7 @@ def published_form(model: Network) -> nn.Module:
     model = copy.deepcopy(model)
     for module in model.modules():
         if isinstance(module, ConvBranch | Stem):
+            # The plain form of these layers permutes the map to channels first and back.
             module.fast = False
         elif isinstance(module, LayerScale):
             module.forward = partial(_separately, module)  # type: ignore[method-assign]

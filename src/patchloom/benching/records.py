@@ -92,11 +92,17 @@ def read_records(path: str | Path) -> list[Row]:
 
 
 def compare(rows: Sequence[Row], recorded: Sequence[Row]) -> None:
-    """Raise PatchloomError if a metric is worse than the recorded one of the same case by more than its noise band."""
+    """Raise PatchloomError if a metric is worse than the recorded one of the same case by more than its noise band.
+
+    Args:
+        rows: measured now.
+        recorded: of `read_records`.
+    """
     now, then = ({_case(row): row for row in some} for some in (rows, recorded))
     shared = [case for case in now if case in then]
     if not shared:
         raise PatchloomError("No measured case is among the recorded ones: nothing was compared.")
+    # Cases on one side only are named rather than failed: a new model has no record yet.
     for reason, cases in (("not recorded", now.keys() - then.keys()), ("not measured", then.keys() - now.keys())):
         if cases:
             names = sorted(f"{case[0]} (beside {case[1]})" if case[1] else str(case[0]) for case in cases)
@@ -105,6 +111,7 @@ def compare(rows: Sequence[Row], recorded: Sequence[Row]) -> None:
         f"{case[0]}: {metric} {found:.2f}, recorded {before:.2f}"
         for case in shared
         for metric, found, before in _pairs(now[case], then[case])
+        # Bands are fractions of the recorded value. `not` also catches NaN.
         if not (found >= before * (1 - BANDS[metric]) if BANDS[metric] > 0 else found <= before * (1 - BANDS[metric]))
     ]
     if worse:
@@ -121,6 +128,7 @@ def _metrics(row: Row) -> dict[str, float]:
     ours, theirs = row.get("ours", {}), row.get("theirs", {})
     known = {**row, **ours}
     if ours.get("memory_mb") and theirs.get("memory_mb"):
+        # Relative to the peer in the same run: allocators and machines differ.
         known["memory_ratio"] = ours["memory_mb"] / theirs["memory_mb"]
     return {metric: known[metric] for metric in BANDS if known.get(metric) is not None}
 

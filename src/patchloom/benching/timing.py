@@ -17,12 +17,18 @@ _CPU = torch.device("cpu")
 def interleaved(
     contenders: Mapping[str, Callable[[], object]], rounds: int, warm_up: int = 2, device: torch.device = _CPU
 ) -> dict[str, list[float]]:
-    """Seconds of each call, until `device` has finished it: a list of `rounds` values for each contender."""
+    """Seconds of each call, until `device` has finished it: a list of `rounds` values for each contender.
+
+    Args:
+        contenders: name -> a call.
+        warm_up: rounds that are not counted, for caches, threads and lazy setup.
+    """
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for i in range(warm_up + rounds):
         for name, call in contenders.items():
             start = time.perf_counter()
             call()
+            # Accelerators return before they have computed.
             wait_for(device)
             if i >= warm_up:
                 times[name].append(time.perf_counter() - start)
@@ -37,6 +43,7 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 def ratio(times: Mapping[str, list[float]], peer: str, ours: str) -> tuple[float, float, float]:
     """The speed of `ours` relative to `peer`, computed per round: (median, first quartile, third quartile)."""
+    # Per round, then the median: what slows the machine for a moment slows both.
     low, middle, high = quartiles([a / b for a, b in zip(times[peer], times[ours], strict=True)])
     return middle, low, high
 
@@ -69,4 +76,5 @@ def copy_rate(megabytes: int = 256, rounds: int = 5, device: torch.device = _CPU
     a = torch.zeros(megabytes * 2**18, device=device)
     b = torch.empty_like(a)
     seconds = interleaved({"copy": lambda: b.copy_(a)}, rounds, device=device)["copy"]
+    # Each byte is read once and written once.
     return 2 * megabytes * 2**20 / statistics.median(seconds)

@@ -97,6 +97,7 @@ def run(options: argparse.Namespace) -> None:
     if out and (out / "bench.json").exists():
         read_records(out / "bench.json")  # refuses to overwrite a file that is not ours
     if options.threads:
+        # Before the machine is described: its rates are those of as many threads.
         torch.set_num_threads(options.threads)
     machine = describe_machine(options.device)
     peak, copying = machine["gemm_macs_per_s"], machine["copy_bytes_per_s"]
@@ -105,6 +106,7 @@ def run(options: argparse.Namespace) -> None:
     for row in _measured(cases, options):
         rows.append(row)
         if not options.json:
+            # Row by row: a long series shows its first results at once.
             print(_line(row), flush=True)
     if options.json:
         print_json({"about": machine, "rows": rows})
@@ -119,6 +121,7 @@ def _cases(options: argparse.Namespace) -> Iterator[tuple[str, int, int | None]]
     """Name, image side and depth of every row."""
     from patchloom.models.registry import find_config
 
+    # All names are resolved first, so that a wrong one costs no measurement.
     for config in [find_config(name) for name in options.models]:
         for size in options.sizes or [config.img_size[0]]:
             for depth in options.depths or [None]:

@@ -61,6 +61,7 @@ def show(options: argparse.Namespace) -> None:
     task = task_for_recipe(find_recipe(options.recipe))
     if task.show is None:
         raise PatchloomError(f"{options.recipe} is a recipe for {task.name}, whose data cannot be shown as a picture.")
+    # Recipe settings and model options, in this order, as `task.show` takes them.
     settings = parse_words(options.settings, task.options)
     sheet = task.show(options.data, options.recipe, options.out, options.model, options.labels, *settings)
     print_lines(f"Wrote {sheet}")

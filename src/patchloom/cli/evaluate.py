@@ -74,7 +74,10 @@ class _SharedOptions:
 
 
 def _commands_for(model: str | None) -> Commands:
-    """The commands of the task that a model was trained for."""
+    """The commands of the task that a model was trained for.
+
+    Without a model (a comparison of several, for instance) that of the default task.
+    """
     from patchloom.runs.kinds import task_of
 
     name = task_of(model)
@@ -82,6 +85,7 @@ def _commands_for(model: str | None) -> Commands:
 
 
 def run_evaluate(options: argparse.Namespace) -> None:
+    # Absent ones were suppressed above, so that the attributes may be missing.
     options.model, options.data = (getattr(options, name, None) for name in ("model", "data"))
     output = _commands_for(options.model).evaluate.run(options)
     print_json(output.result) if options.json else print_lines(*output.lines)

@@ -113,6 +113,7 @@ def _run_pictures(options: argparse.Namespace) -> None:
         raise PatchloomError("--data requires --model-only. Pass images to explain after FROM.")
     if options.count is not None:
         raise PatchloomError("--count requires --model-only --data DATA.")
+    # Model, maps and class are checked once, before the first of many images.
     network = open_model(options.model, device=options.device)
     maps = check_maps(network, options.maps)
     check_top(network, options.top)
@@ -130,6 +131,7 @@ def _run_pictures(options: argparse.Namespace) -> None:
         print_json(rows)
     bad = [row for row in rows if "error" in row]
     if bad:
+        # Without --json the error was printed as the row appeared.
         for row in bad if options.json else ():
             print_lines(f"patchloom: {row['error']}", file=sys.stderr)
         raise PatchloomError(f"{len(bad)} of {len(rows)} images could not be explained.")

@@ -57,7 +57,10 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Export and print the report."""
+    """Export and print the report.
+
+    Whatever cannot be verified is not written: see `patchloom.exporting.export`.
+    """
     from patchloom.exporting import export
 
     report = export(

@@ -21,7 +21,16 @@ _COMMANDS = (models, recipes, train, runs, evaluate, explain, export, serve, dat
 
 
 def main(words: Sequence[str] | None = None) -> None:
+    """Run a command: parse the words, call its function, and exit with its code.
+
+    Args:
+        words: the command line without the program's name; default: sys.argv.
+
+    Raises:
+        SystemExit: with one of `EXIT_CODES`; it returns if all went well.
+    """
     parser = _parser()
+    # Settings (key=value) may stand anywhere; argparse would take them for positionals of the wrong kind.
     options, rest = parser.parse_known_args(words)
     options.words = list(sys.argv[1:] if words is None else words)
     options.settings = [word for word in rest if _is_setting(word)] if hasattr(options, "settings") else []
@@ -39,6 +48,7 @@ def main(words: Sequence[str] | None = None) -> None:
             print_lines(f"patchloom: {first}", *more, file=sys.stderr)
         sys.exit(error.exit_code)
     except BrokenPipeError:  # the reader of our output went away, as in `patchloom models | head`
+        # Python would complain about the broken pipe once more at exit.
         sys.stderr.close()
         sys.exit(1)
     except OSError as error:  # a full disk behind our output, and the like
@@ -70,8 +80,10 @@ def _ended_by_signals() -> Iterator[None]:
         temporary.remove()
         with suppress(OSError):
             os.write(2, b"patchloom: stopped.\n" if is_main_process() else b"")
+        # Nothing is cleaned up beyond this: exit handlers and destructors may take locks that are held right now.
         os._exit(3)
 
+    # Python allows signal handlers in the main thread only.
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -84,7 +96,7 @@ def _ended_by_signals() -> Iterator[None]:
 
 
 class _Parser(argparse.ArgumentParser):
-    """What was wrong is shown without obeying what stands in it."""
+    """A parser whose errors spell out control characters in the user's words, which a terminal would obey."""
 
     def error(self, message: str) -> NoReturn:
         super().error(printable(message))

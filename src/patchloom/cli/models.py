@@ -55,6 +55,7 @@ def model_rows(pattern: str) -> list[dict[str, Any]]:
     rows = []
     found = entries(pattern, kind=None)
     if not found:
+        # A name that the table does not list may still be a model, such as timm:NAME; else find_config refuses it.
         found = [Entry(find_config(pattern), Paper("not in a table"))]
     for entry in found:
         config = entry.config
@@ -85,6 +86,7 @@ def _row_without_images(entry: Any) -> dict[str, Any]:
 
     from patchloom.models.registry import build
 
+    # Parameters are counted without memory.
     with torch.device("meta"):
         params = sum(parameter.numel() for parameter in build(entry.config).parameters())
     unknown = dict.fromkeys(("macs", "activations", "resolution"))

@@ -40,6 +40,7 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
     """Wraps the description, and leaves the examples as they are."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
+        # The epilog comes through here too, and its lines are to be pasted as they are.
         if text.startswith("examples:"):
             return super()._fill_text(text, width, indent)
         return argparse.HelpFormatter._fill_text(self, text, width, indent)

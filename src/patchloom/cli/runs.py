@@ -45,6 +45,7 @@ def run(options: argparse.Namespace) -> None:
         write_page(runs, Path(options.html))
     if options.json:
         print_json([info.row() for info in runs])
+    # One folder that is itself a run is shown in detail; a folder of runs is listed, even if it holds only one.
     elif len(runs) == 1 and [str(runs[0].folder)] == [str(Path(name)) for name in options.folders]:
         print_lines(*_details(runs[0]))
     elif runs:
@@ -66,6 +67,7 @@ def _table(runs: list[RunInfo]) -> list[str]:
         for info in runs
         for row in [info.row()]
     ]  # fmt: skip
+    # Below the table, since a reason can be long.
     problems = [f"{info.folder} {info.status}: {info.problem}" for info in runs if info.problem]
     return [*table([head, *rows], right=(4, 6, 7, 8)), *problems]
 

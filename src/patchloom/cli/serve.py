@@ -87,10 +87,12 @@ def run_serve(options: argparse.Namespace) -> None:
 
     # options that were not set are left out, so that Settings alone defines the defaults
     values = {field.name: getattr(options, field.name, None) for field in fields(Settings)}
+    # The environment is the safer place: other users can read the arguments of a process.
     values["token"] = values["token"] or os.environ.get("PATCHLOOM_TOKEN") or None
     values["allowed_hosts"] = tuple(values["allowed_hosts"] or ())
     settings = Settings(**{name: value for name, value in values.items() if value is not None})
     try:
+        # Settings are checked first: they need none of the optional packages.
         from patchloom.serve.run import serve
     except ImportError as error:
         raise PatchloomError(f"serve needs {error.name}, which is not installed: {install_hint('serve')}") from error

@@ -90,12 +90,14 @@ def _out(options: argparse.Namespace) -> AbstractContextManager[Any]:
 
     if options.out is not None:
         return nullcontext(options.out)
+    # Each process would choose a new folder of its own.
     if "RANK" in os.environ:
         raise PatchloomError("Several processes need --out RUN: they share one folder, also after a restart.")
     return free_folder(options.data)
 
 
 def run_resume(options: argparse.Namespace) -> None:
+    """Resume a run, or with --epochs extend it."""
     from patchloom.errors import PatchloomError
     from patchloom.runs.sequence import resume
 
@@ -109,6 +111,7 @@ def run_resume(options: argparse.Namespace) -> None:
 def _console(options: argparse.Namespace) -> Any:
     from patchloom.console import Console
 
+    # With --json standard output holds one JSON value and nothing else.
     return Console(sys.stderr if options.json else sys.stdout, quiet=not is_main_process())
 
 

@@ -23,12 +23,15 @@ from patchloom.text import count
 SHOWN = 10  # pairs of duplicates before the rest is counted
 ACROSS = "duplicate images on both sides of the split"
 _NEAR = 2  # bits of 64 in which the hashes of near duplicates may differ
+# Two differing bits touch at most two of the three parts, so the third one is equal.
 _PARTS = ((0, 22), (22, 21), (43, 21))  # start and width; hashes that differ in two bits agree in one of three parts
 _MANY = 1000  # hashes that share a part, from which on not all are compared with all
 
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
+    """What is kept of one image: a few hundred bytes, so that millions fit into memory."""
+
     key: str
     split: str
     label: int | None
@@ -45,6 +48,10 @@ def check_data(source: Source, progress: Progress | None = None, workers: int = 
 
     `duplicates` are pairs of equal pixels on both sides of a split (that of the data, or the one that training would
     make), `duplicates_within` pairs on one side, `near_duplicates` pairs that look almost the same.
+
+    Args:
+        progress: called with (images done, images in all).
+        workers: threads; Pillow decodes outside Python's lock.
     """
     facts, unreadable = _inspect_all(source, progress, workers)
     counts = Counter(fact.label for fact in facts)
@@ -89,14 +96,17 @@ def _inspect_all(source: Source, progress: Progress | None, workers: int) -> tup
 
 
 def _inspect(source: Source, item: Item) -> tuple[int, int, str, bytes, int, str | None]:
+    """Width, height, mode of the file, digest of the pixels, difference hash, and a note on scaled values."""
     data = source.data(item)
     image = source.read(item) if data is None else decode(data, item.key)
+    # The mode of the file, such as L or CMYK: decoding has made RGB of it.
     mode = image.mode if data is None else open_header(data).mode
     return image.width, image.height, mode, pixel_digest(image), difference_hash(image), image.info.get(NOTE)
 
 
 def difference_hash(image: Image.Image) -> int:
     """64 bits: whether each of 8 x 8 points is brighter than its right neighbour in a grey miniature of 9 x 8."""
+    # BOX averages all pixels of a cell, so that noise and re-encoding hardly change the bits.
     small = np.asarray(image.convert("L").resize((9, 8), Image.Resampling.BOX), dtype=np.int16)
     return int.from_bytes(np.packbits(small[:, :-1] > small[:, 1:]).tobytes(), "big")
 
@@ -108,6 +118,7 @@ def _range(values: list[int]) -> dict[str, float] | None:
 def _sides(source: Source) -> dict[tuple[str, str], str]:
     """The side of a split on which each (split, key) lies; data without one is split as training would split it."""
     sides = {(split, item.key): split for split, items in source.splits.items() for item in items}
+    # Duplicates matter across the split that training would make, so the same function makes it here.
     if not {"val", "test"} & set(source.splits) and sides:
         whole = next(iter(source.splits))
         split = split_source(source)
@@ -170,6 +181,7 @@ def _near_hashes(hashes: list[int]) -> set[tuple[int, int]]:
             buckets[value >> start & (1 << width) - 1].append(value)
         others = [bit for bit in range(64) if not start <= bit < start + width]
         for bucket in buckets.values():
+            # A set, since a pair that agrees in two parts is found twice.
             found.update(_near_in(sorted(bucket), others))
     return found
 
@@ -180,6 +192,8 @@ def _near_in(bucket: list[int], bits: list[int]) -> Iterator[tuple[int, int]]:
         yield from (pair for pair in combinations(bucket, 2) if (pair[0] ^ pair[1]).bit_count() <= _NEAR)
         return
     values = np.array(bucket, dtype=np.uint64)
+    # Flip every choice of one or two of the 42 or 43 other bits and look the result up: about 900 searches per hash
+    # instead of a comparison with every hash of a large bucket.
     for chosen in (*combinations(bits, 1), *combinations(bits, _NEAR)):
         near = values ^ np.uint64(sum(1 << bit for bit in chosen))
         at = np.searchsorted(values, near).clip(max=len(values) - 1)

@@ -31,6 +31,7 @@ def collate(samples: Sequence[Any]) -> Any:
                 "return the same number for every image, or give a `collate` function."
             )
         return tuple(collate(part) for part in zip(*samples, strict=True))
+    # A tensor cannot hold None: if some samples lack the number, the batch is a list.
     if isinstance(first, (int, float, np.number)) and not any(sample is None for sample in samples):
         return torch.tensor(samples)
     return None if all(sample is None for sample in samples) else list(samples)
@@ -44,5 +45,6 @@ def _stack(samples: Sequence[np.ndarray | Tensor]) -> Tensor:
             "to one size in the transform, or give a `collate` function."
         )
     if all(isinstance(sample, np.ndarray) for sample in samples):
+        # One copy: numpy stacks, torch shares its memory.
         return torch.from_numpy(np.stack(samples))
     return torch.stack([torch.as_tensor(sample) for sample in samples])

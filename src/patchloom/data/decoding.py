@@ -60,11 +60,19 @@ def decode(data: bytes | None, name: str, opener: Opener = io.BytesIO) -> Image.
 
 
 def decode_picture(data: bytes | None, name: str, fast: bool = False, opener: Opener = io.BytesIO) -> Picture:
-    """The same as an array RGBX, or still encoded, where that is possible; see `Source.picture`."""
+    """The same as an array RGBX, or still encoded, where that is possible; see `Source.picture`.
+
+    Args:
+        fast: keep a plain JPEG encoded, so that it can be decoded at a smaller size.
+
+    Raises:
+        UnreadableImage: empty, damaged, of an unknown format, or with too many pixels.
+    """
     try:
         if not data:
             raise ValueError("the file is empty")
         image = open_header(data, opener)
+        # The fast way for the most frequent case; whatever it does not take falls through to Pillow below.
         if jpeg.is_plain(image):
             if fast:
                 return jpeg.Encoded(data, *image.size, lambda: decode(data, name))
@@ -83,8 +91,10 @@ def open_header(data: bytes, opener: Opener = io.BytesIO) -> Image.Image:
 
     Pillow itself only warns of an image between its limit and twice its limit.
     """
+    # A list of formats keeps Pillow from starting other programs, such as Ghostscript for EPS.
     image = Image.open(opener(data), formats=readable_formats(_FORMATS))
     limit = Image.MAX_IMAGE_PIXELS
+    # The header is enough to refuse a decompression bomb: a few kilobytes that decode to gigabytes.
     if limit is not None and image.width * image.height > limit:
         raise ValueError(f"{image.width} x {image.height} pixels are more than Pillow's limit of {limit}")
     check_proportions(image)
@@ -117,6 +127,7 @@ def _reason(error: BaseException, data: bytes | None) -> str:
 
 def _unknown_format(data: bytes) -> str:
     for name, (_, brands, reader, words) in _OPTIONAL.items():
+        # HEIF and AVIF are boxes of the ISO media format: size, "ftyp", then the brand.
         if data[4:8] == b"ftyp" and data[8:12].startswith(brands):
             if name in readable_formats(_FORMATS):
                 return f"a {name} photo that {reader} cannot read: it is damaged"

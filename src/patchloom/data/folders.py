@@ -24,6 +24,7 @@ class _Walk:
 
     def __init__(self, root: Path) -> None:
         real = Path(os.path.realpath(root))
+        # The parents too: a link upwards would lead back to the root.
         self.visited = {real, *real.parents}
         self.files: dict[str, list[str]] = {}
         self.others: Counter[str] = Counter()
@@ -36,6 +37,7 @@ class _Walk:
         postponed: deque[tuple[str, Path]] = deque()
         for folder in folders:
             (postponed if folder.is_symlink() else pending).append((folder.name, folder))
+        # A loop instead of recursion: folders may be nested deeper than Python's stack.
         while pending or postponed:
             name, folder = (pending or postponed).popleft()
             real = Path(os.path.realpath(folder))
@@ -44,6 +46,7 @@ class _Walk:
                 continue
             self.visited.add(real)
             found = self.files.setdefault(name, [])
+            # Keys are relative to the root, with slashes on every system, so that runs find the images after a move.
             inside = folder.relative_to(root).as_posix()
             for entry in _visible(folder):
                 if _is_folder(entry):
@@ -85,6 +88,7 @@ def _visible(folder: Path) -> list[os.DirEntry[str]]:
             seen = [entry for entry in entries if not entry.name.startswith(".") and entry.name not in _LEFTOVERS]
     except OSError as error:
         raise PatchloomError(f"The folder {folder} cannot be read: {error.strerror or error}") from error
+    # scandir gives the order of the file system, which differs between machines.
     return sorted(seen, key=lambda entry: entry.name)
 
 
@@ -110,6 +114,14 @@ def open_folder(where: str, root: Path, targets: str = "class") -> Source:
     """The images below a folder, with the name of the folder they lie in as their class.
 
     With targets "none", images outside class folders are taken too, and then no image has a class.
+
+    Args:
+        where: the folder as the user wrote it, for messages.
+        root: the same as a path.
+        targets: "class" or "none".
+
+    Raises:
+        PatchloomError: no images in class folders, classes that train lacks, or two folders for one split.
     """
     split_folders = _split_folders(where, root)
     notes = []
@@ -146,6 +158,7 @@ def _with_strays(root: Path, folders: dict[str, Path], walks: dict[str, _Walk], 
         split: [(folder / name).relative_to(root).as_posix() for name in _images_in(folder)]
         for split, folder in folders.items()
     }
+    # Classes that training lacks have no index: then nobody has a class, rather than some.
     trained = set(_class_names(walks, []))
     if not any(strays.values()) and all(names[0] in trained for rows in found.values() for _, names in rows):
         return found
@@ -175,6 +188,7 @@ def _split_folders(where: str, root: Path) -> dict[str, Path]:
         if folder.name.lower() in SPLIT_NAMES:
             named[SPLIT_NAMES[folder.name.lower()]].append(folder)
     mixed = sum(map(len, named.values())) < len(folders)
+    # With other folders beside it, "train" is a split only if it holds class folders and no images; else it is a class.
     if mixed and not any(_folders(folder) and not _images_in(folder) for folder in named.get("train", [])):
         return {}
     for split, several in named.items():
@@ -185,6 +199,7 @@ def _split_folders(where: str, root: Path) -> dict[str, Path]:
 
 
 def _images_in(folder: Path) -> list[str]:
+    """The names of the images directly in a folder."""
     return [entry.name for entry in _visible(folder) if not _is_folder(entry) and _is_image(entry)]
 
 
@@ -214,6 +229,7 @@ def _nothing_found(where: str, root: Path) -> str:
 
 
 def _filled(splits: dict[str, list[Item]], notes: list[str]) -> dict[str, list[Item]]:
+    """The splits that have images, with a note for each that has none."""
     for name, items in splits.items():
         if not items:
             notes.append(f"The split {name} has no images.")

@@ -33,6 +33,7 @@ class SavedSource(Source):
 
     def data(self, item: Item) -> bytes | None:
         split, _, number = item.key.rpartition("/")
+        # Arrow maps the file into memory: an entry is read from disk only now.
         stored = self.tables[split][int(number)][self.column] or {}
         if stored.get("bytes") is None and stored.get("path"):
             return read_encoded(stored["path"], f"{item.key} of {self.where} ({stored['path']})")
@@ -40,7 +41,11 @@ class SavedSource(Source):
 
 
 def open_saved(rest: str, labels: Labels = None, targets: str = "class") -> Source:
-    """The images of a data set on disk, in its one column of images."""
+    """The images of a data set on disk, in its one column of images.
+
+    Raises:
+        PatchloomError: not such a folder, the library is missing, or the columns of images or labels are not clear.
+    """
     where = f"hf:{rest}"
     folder = Path(rest).expanduser()
     if not folder.is_dir():
@@ -52,6 +57,7 @@ def open_saved(rest: str, labels: Labels = None, targets: str = "class") -> Sour
         raise PatchloomError(f"{where} cannot be opened as a data set written by save_to_disk: {error}") from error
     notes: list[str] = []
     tables = _saved_splits(where, loaded, notes) if isinstance(loaded, dict) else {"all": loaded}
+    # All splits of a set have the same columns.
     features = next(iter(tables.values())).features
     images = [name for name, kind in features.items() if isinstance(kind, library.Image)]
     if len(images) != 1:
@@ -71,6 +77,7 @@ def open_saved(rest: str, labels: Labels = None, targets: str = "class") -> Sour
     class_names = next(iter(columns.values()), [])
     splits = {name: items for name, items in label_by_name(where, columns, found).items() if items}
     undecoded = library.Image(decode=False)
+    # decode=False gives the bytes of the file: decoding is ours, with the same pixels for every kind of source.
     encoded = {name: tables[name].select_columns(images).cast_column(images[0], undecoded) for name in splits}
     all_notes = [*notes, *class_notes(class_names, splits)]
     return SavedSource(encoded, images[0], where, class_names, splits, all_notes, columns)

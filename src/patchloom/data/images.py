@@ -33,6 +33,7 @@ LONGEST = 100  # times as long as wide: resized by its shorter side, a thin line
 
 
 def check_proportions(image: Image.Image) -> None:
+    """Raise ValueError for an image that is more than 100 times as long as wide."""
     if max(image.size) > LONGEST * max(1, min(image.size)):
         raise ValueError(f"it is more than {LONGEST} times as long as wide: {image.width} x {image.height}")
 
@@ -47,6 +48,7 @@ def read_image(path: str | PathLike[str]) -> Image.Image:
 def to_rgb(image: Image.Image) -> Image.Image:
     """Any image as RGB. Pixels of more than 8 bits are scaled; where that took a decision, `info[NOTE]` tells it."""
     image.info.pop(NOTE, None)  # what a file may say under this name is not ours
+    # Pillow's own conversion of "I" and "F" to RGB clips at 255: most 16-bit images would become white.
     if image.mode != "F" and not image.mode.startswith("I"):
         return image.convert("RGB")
     pixels, note = _to_8_bits(np.asarray(image))
@@ -69,6 +71,7 @@ def _to_8_bits(values: np.ndarray) -> tuple[np.ndarray, str | None]:
     if whole and low < 0:
         raise ValueError(f"it holds negative integers, from {low:g} on; save it with 8 or 16 bits per channel")
     top = 65535 if whole else 1
+    # 65535 = 255 x 257: the whole range maps onto 0 to 255.
     if values.dtype == np.uint16 and high > top / 2:
         return (values // 257).astype(np.uint8), None
     if low >= 0 and top / 2 < high <= top:
@@ -154,20 +157,30 @@ def prepare(image: Image.Image, preprocessing: Preprocessing) -> Tensor:
 
 
 def crop(picture: Picture, preprocessing: Preprocessing) -> np.ndarray | Tensor:
-    """The pixels that evaluation sees of a picture, (height, width, 3) uint8; a tensor is used as it is."""
+    """The pixels that evaluation sees of a picture, (height, width, 3) uint8; a tensor is used as it is.
+
+    Args:
+        preprocessing: its `img_size`, `crop_ratio` and `interpolation`; mean and std apply later, to the batch.
+    """
     if isinstance(picture, Tensor):
         return picture
     return np.asarray(resize_and_crop(as_image(picture), preprocessing))
 
 
 def resize_and_crop(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
-    """The image, resized so that its centre crop of `img_size` covers `crop_ratio` of it along the tighter side."""
+    """The image, resized so that its centre crop of `img_size` covers `crop_ratio` of it along the tighter side.
+
+    Returns:
+        A Pillow image of exactly `img_size`, whatever the proportions of the input.
+    """
     height, width = preprocessing.img_size
+    # 224 / 0.875 = 256: the classic "resize to 256, crop 224".
     covered = (int(height / preprocessing.crop_ratio), int(width / preprocessing.crop_ratio))
     if covered[0] * image.width >= covered[1] * image.height:  # the height is the tighter side
         size = (covered[0] * image.width // image.height, covered[0])
     else:
         size = (covered[1], covered[1] * image.height // image.width)
     resized = image.resize(size, FILTERS[preprocessing.interpolation])
+    # As torchvision's CenterCrop rounds.
     left, top = round((size[0] - width) / 2), round((size[1] - height) / 2)
     return resized.crop((left, top, left + width, top + height))

@@ -33,6 +33,7 @@ def _simplejpeg() -> ModuleType | None:
 def _alike(library: ModuleType, progressive: bool) -> bool:
     """Whether both decode a picture of noise, with its colours at half size, alike."""
     noise = np.random.default_rng(0).integers(0, 256, (9, 13, 3), dtype=np.uint8)
+    # Sides that are not multiples of 16, so that incomplete blocks at the border are compared too.
     noise = noise.repeat(5, axis=0).repeat(3, axis=1)
     file = io.BytesIO()
     Image.fromarray(noise).save(file, "JPEG", quality=75, subsampling="4:2:0", progressive=progressive)
@@ -41,6 +42,7 @@ def _alike(library: ModuleType, progressive: bool) -> bool:
 
 
 def available() -> bool:
+    """Whether JPEGs are decoded by simplejpeg here."""
     return _simplejpeg() is not None
 
 
@@ -60,6 +62,7 @@ def pixels_of(data: bytes, **options: int) -> np.ndarray | None:
     if library is None:
         return None
     try:  # strict: what libjpeg only warns of is an error here, and Pillow's to judge
+        # Other colour spaces, such as CMYK, are Pillow's to convert.
         if library.decode_jpeg_header(data)[2] not in ("YCbCr", "Gray"):
             return None
         pixels: np.ndarray = library.decode_jpeg(data, colorspace="RGBX", strict=True, **options)
@@ -78,7 +81,12 @@ class Encoded:
     whole: Callable[[], Image.Image]  # for what turns out not to be plain
 
     def area(self, box: Box, size: tuple[int, int]) -> np.ndarray:
-        """A box RGBX for a picture of `size` (height, width), at 1/2, 1/4 or 1/8 where it still has as many pixels."""
+        """A box RGBX for a picture of `size` (height, width), at 1/2, 1/4 or 1/8 where it still has as many pixels.
+
+        Returns:
+            (height, width, 4) uint8, the pixels of the box at the chosen scale; not yet resized to `size`.
+        """
+        # libjpeg can decode at 1/2, 1/4 and 1/8 by leaving out frequencies, at a fraction of the time.
         smallest = min((box[2] - box[0]) / size[1], (box[3] - box[1]) / size[0])
         by = next(by for by in (8, 4, 2, 1) if smallest >= by or by == 1)
         least = {"min_height": -(-self.height // by), "min_width": -(-self.width // by)} if by > 1 else {}
@@ -88,4 +96,5 @@ class Encoded:
         across, down = pixels.shape[1] / self.width, pixels.shape[0] / self.height
         left, right = round(box[0] * across), round(box[2] * across)
         top, bottom = round(box[1] * down), round(box[3] * down)
+        # At least one pixel, however small the box.
         return pixels[top : max(bottom, top + 1), left : max(right, left + 1)]

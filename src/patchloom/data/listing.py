@@ -57,6 +57,7 @@ def class_columns(
     columns: Iterable[str], found: Rows, order: Callable[[Iterable[str]], list[str]]
 ) -> dict[str, list[str]]:
     """The class names of each column, from the rows that are trained on, each once and in `order`."""
+    # Classes come from the training images: a class that is only tested could not be learned.
     trained = found.get("train") or [row for rows in found.values() for row in rows]
     return {column: order({names[i] for _, names in trained}) for i, column in enumerate(columns)}
 
@@ -66,6 +67,9 @@ def label_by_name(where: str, columns: Mapping[str, Sequence[str]], found: Rows)
 
     `columns` has the class names of each label column. With one, the target of an item is an index; with several, a
     dict of indices; without any, None.
+
+    Raises:
+        PatchloomError: two classes have one name, or a split has a class that train lacks.
     """
     places = []
     for i, (column, class_names) in enumerate(columns.items()):

@@ -35,6 +35,7 @@ class Samples(Dataset[Any]):
         return len(self.items)
 
     def __getitem__(self, key: Key | int) -> Any:
+        """The sample of a key: what `transform` makes of the picture, with a seed of its own."""
         image, epoch, repeat = (key, 0, 0) if isinstance(key, int) else key
         item = self.items[image]
         picture = self.source.picture(item, fast=self.fast)

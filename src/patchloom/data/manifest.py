@@ -29,7 +29,13 @@ _MOST = 1 << 30  # bytes; a row per image of ImageNet takes 100 MB
 
 
 def open_manifest(where: str, path: Path, labels: Labels = None, targets: str = "class") -> Source:
-    """The images that a CSV file lists, with one or several columns of labels."""
+    """The images that a CSV file lists, with one or several columns of labels.
+
+    Paths are relative to the folder of the manifest, or absolute. An optional column `split` has train, val or test.
+
+    Raises:
+        PatchloomError: not a CSV file, columns are missing or empty, or an image has two labels.
+    """
     if path.suffix.lower() != ".csv":
         raise PatchloomError(f"{where} is a file, but not a CSV manifest (FILE.csv).", *LAYOUTS)
     rows, header = _read_rows(where, path)
@@ -40,6 +46,7 @@ def open_manifest(where: str, path: Path, labels: Labels = None, targets: str = 
     counted: set[tuple[str, str]] = set()
     for line, row in rows:
         key, names, split = _manifest_row(where, path, line, row, chosen, "split" in header)
+        # One image may be in two splits or rows, but with one label only.
         before, at = seen.setdefault(key, (names, line))
         if before != names:
             was, now = (", ".join(map(repr, some)) for some in (before, names))
@@ -74,12 +81,15 @@ def _label_columns(
 
 def _read_rows(where: str, path: Path) -> tuple[list[tuple[int, dict[str, str]]], list[str]]:
     try:
+        # utf-8-sig: spreadsheets write a byte-order mark, which would become a part of the first column's name.
         with io.StringIO(read_file(path, _MOST).decode("utf-8-sig"), newline="") as file:
+            # strict: a quote that is never closed is an error instead of one long cell.
             reader = csv.reader(file, strict=True)
             header = [name.strip() for name in next(reader, [])]
             _check_header_row(where, header)
             rows = []
             for cells in reader:
+                # Empty lines at the end are common in exported tables.
                 if not any(cell.strip() for cell in cells):
                     continue
                 if len(cells) != len(header):
@@ -87,6 +97,7 @@ def _read_rows(where: str, path: Path) -> tuple[list[tuple[int, dict[str, str]]]
                         f"{where}, line {reader.line_num}: {count(len(cells), 'value')} for "
                         f"{len(header)} columns ({', '.join(header)})."
                     )
+                # A NUL byte would end the name of a file inside the operating system.
                 if any("\0" in cell for cell in cells):
                     raise PatchloomError(f"{where}, line {reader.line_num}: there is a NUL byte in it.")
                 rows.append((reader.line_num, dict(zip(header, cells, strict=True))))

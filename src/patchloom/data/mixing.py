@@ -16,6 +16,7 @@ from patchloom.data.randomness import seed_of
 
 def normalise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     """(B, height, width, C) uint8 -> (B, C, height, width) float32 with the mean subtracted, divided by std."""
+    # Mean and std are for pixels in 0 to 1; times 255 they apply to the bytes directly, without another pass.
     centre, scale = (torch.tensor(values, dtype=torch.float32, device=images.device) * 255 for values in (mean, std))
     if images.device.type == "cpu" and images.dtype == torch.uint8 and images.shape[3] == 3 and native.available():
         return native.normalise(images, centre, scale).permute(0, 3, 1, 2)
@@ -24,7 +25,13 @@ def normalise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Te
 
 
 def erase(images: Tensor, probability: float, *seed: int | str) -> Tensor:
-    """Random erasing, in place: a box of 2 % to 1/3 of the area, aspect 0.3 to 1/0.3, filled with N(0, 1) per pixel."""
+    """Random erasing, in place: a box of 2 % to 1/3 of the area, aspect 0.3 to 1/0.3, filled with N(0, 1) per pixel.
+
+    Args:
+        images: normalised (B, C, height, width), changed in place and returned; N(0, 1) is noise in these units.
+        probability: of each image to be erased.
+        seed: parts of the seed of this batch.
+    """
     draw = np.random.default_rng(seed_of(*seed, "erase"))
     noise = torch.Generator().manual_seed(seed_of(*seed, "noise"))
     channels, height, width = images.shape[1:]
@@ -37,6 +44,7 @@ def erase(images: Tensor, probability: float, *seed: int | str) -> Tensor:
             h, w = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
             if h < height and w < width:
                 top, left = int(draw.integers(height - h + 1)), int(draw.integers(width - w + 1))
+                # Noise is drawn on the CPU and copied: generators of devices give other numbers from the same seed.
                 image[:, top : top + h, left : left + w] = torch.randn(channels, h, w, generator=noise)
                 break
     return images
@@ -51,7 +59,13 @@ def soft_targets(labels: Tensor, classes: int, smoothing: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Mixing:
-    """Mixup and CutMix as in the published script: one choice and one weight per batch, partners in reversed order."""
+    """Mixup and CutMix as in the published script: one choice and one weight per batch, partners in reversed order.
+
+    Args:
+        mixup, cutmix: alpha of Beta(alpha, alpha) for the share; 0 disables the kind.
+        probability: of mixing a batch at all.
+        switch: probability of CutMix where both kinds are enabled.
+    """
 
     mixup: float = 0.0
     cutmix: float = 0.0
@@ -72,8 +86,10 @@ class Mixing:
         alpha = self.cutmix if cut else self.mixup
         share = float(draw.beta(alpha, alpha))
         if cut:
+            # The box is cut at the borders, so the share of labels is computed from the box as it is.
             share = _paste(images, share, draw)
         else:
+            # Image i is mixed with image B - 1 - i: no permutation to draw, as in the published script.
             images = images * share + images.flip(0) * (1 - share)
         return images, targets * share + targets.flip(0) * (1 - share)
 
@@ -81,10 +97,12 @@ class Mixing:
 def _paste(images: Tensor, share: float, draw: np.random.Generator) -> float:
     """A box of the partner over each image; the share that is left, from the box as clipped at the borders."""
     height, width = images.shape[2:]
+    # A box of area (1 - share) H W, with the proportions of the image (CutMix, Eq. 2).
     side = math.sqrt(1 - share)
     cut_h, cut_w = int(height * side), int(width * side)
     row, column = int(draw.integers(height)), int(draw.integers(width))
     top, bottom = max(0, row - cut_h // 2), min(height, row + cut_h // 2)
     left, right = max(0, column - cut_w // 2), min(width, column + cut_w // 2)
+    # flip copies, so that pixels that were pasted before are not pasted on.
     images[:, :, top:bottom, left:right] = images.flip(0)[:, :, top:bottom, left:right]
     return 1 - (bottom - top) * (right - left) / (height * width)

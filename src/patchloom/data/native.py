@@ -45,6 +45,7 @@ def why_not() -> str | None:
     """Why Pillow does the work here, as a sentence; None when C++ does."""
     if reason := libraries.why_not(LIBRARY):
         return reason
+    # Pillow changes its rounding between versions: rather the slower Pillow than training that depends on the machine.
     other = _unequal_steps()
     return f"The C++ picture steps differ from this Pillow's ({', '.join(other)})." if other else None
 
@@ -67,10 +68,15 @@ def _require(sound: bool, picture: np.ndarray | Tensor, what: str = "") -> None:
 
 
 def resize(area: np.ndarray, size: tuple[int, int], resampling: Image.Resampling) -> np.ndarray:
-    """An area of a picture, (h, w, 3 or 4), to (height, width, 4) of `size`; its rows may lie apart."""
+    """An area of a picture, (h, w, 3 or 4), to (height, width, 4) of `size`; its rows may lie apart.
+
+    Args:
+        resampling: BILINEAR or BICUBIC; with a kernel that widens when shrinking, as Pillow's.
+    """
     _require(area.dtype == np.uint8 and area.ndim == 3 and area.shape[2:] in ((3,), (4,)) and area.size > 0, area)
     _require(min(size) > 0, area, f"resized to {size}")
     height, width, channels = area.shape
+    # C++ takes a row stride only: pixels and channels of a row must follow one another.
     if area.strides[1:] != (channels, 1):
         area = np.ascontiguousarray(area)
     order = _down_first(width, height, size)
@@ -98,6 +104,7 @@ def _down_first(width: int, height: int, size: tuple[int, int]) -> bool:
 
 @cache
 def _pillow_may_begin_with_height() -> bool:
+    # Tried on an example: a version number says nothing about a Pillow that a distribution has patched.
     noise = Image.fromarray(_noise(40, 9))
     across_first = noise.resize((20, 40), Image.Resampling.BICUBIC).resize((20, 8), Image.Resampling.BICUBIC)
     return noise.resize((20, 8), Image.Resampling.BICUBIC).tobytes() != across_first.tobytes()
@@ -123,20 +130,21 @@ def take(picture: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarr
 
 
 def mirror(picture: np.ndarray) -> np.ndarray:
-    """Left is right, in place, as are the steps that follow."""
+    """Swap left and right. This and the following steps work in place and return the same array."""
     _check(picture)
     _library().patchloom_mirror(picture.ctypes.data, picture.shape[1], picture.shape[0])
     return picture
 
 
 def grey(picture: np.ndarray) -> np.ndarray:
+    """ITU-R 601 luma in all three channels, as Pillow's "L"."""
     _check(picture)
     _library().patchloom_grey(picture.ctypes.data, picture.size // 4)
     return picture
 
 
 def solarise(picture: np.ndarray) -> np.ndarray:
-    """Values from 128 on are turned around."""
+    """Invert values from 128 on."""
     _check(picture)
     _library().patchloom_solarise(picture.ctypes.data, picture.size)
     return picture
@@ -161,6 +169,8 @@ def blur(picture: np.ndarray, sigma: float) -> np.ndarray:
 def _box_radius(sigma: float) -> float:
     """Of three equal boxes with the Gaussian's variance in all, in single precision where Pillow has it."""
     f = np.float32
+    # Pillow computes this in C floats; in double precision some radii would differ in the last bit, and so would
+    # pixels.
     variance = f(sigma) * f(sigma) / f(3)
     inner = f(math.floor((float(f(math.sqrt(12.0 * float(variance) + 1.0))) - 1.0) / 2.0))
     rest = (f(2) * inner + f(1)) * (inner * (inner + f(1)) - f(3) * variance)

@@ -39,9 +39,11 @@ def open_source(where: Any, labels: Labels = None, targets: str = "class", valid
     if validation is not None:
         raise PatchloomError("A validation dataset is for a dataset of your own; data on disk has its own splits.")
     name = os.fspath(where)
+    # The operating system would end the name at the NUL byte, and open another file.
     if not name or "\0" in name:
         what = "a name with a NUL byte" if name else "an empty name"
         raise PatchloomError(f"There is no data with {what}.", *LAYOUTS)
+    # Only of a str: Path("digits") is a folder of that name.
     if isinstance(where, str):
         if name == "digits":
             _refuse_labels(name, labels)

@@ -34,16 +34,25 @@ class Order:
 
     @property
     def images_per_step(self) -> int:
+        """The size of a batch over all processes."""
         return min(self.batch, self.images)
 
     def epoch(self, epoch: int) -> list[Key]:
+        """The keys (image, epoch, repeat) of an epoch in order; a function of (seed, epoch)."""
         shuffled = torch.randperm(self.images, generator=torch_generator(self.seed, epoch, "order")).tolist()
+        # Copies of an image are neighbours: r processes that take turns get one each (repeated augmentation, as
+        # published).
         keys = [(image, epoch, repeat) for image in shuffled for repeat in range(self.repeats)]
         return keys[: self.images]
 
 
 class Steps(Sampler[list[Key]]):
-    """The batches of one process, from step `start` on, to `end`."""
+    """The batches of one process, from step `start` on, to `end`.
+
+    Args:
+        start, end: steps of the run, counted over all epochs; `end` is not included.
+        rank, processes: this process takes the keys rank, rank + processes, ... of each batch.
+    """
 
     def __init__(self, order: Order, start: int, end: int, rank: int = 0, processes: int = 1) -> None:
         self.order, self.start, self.end = order, start, end
@@ -57,6 +66,9 @@ class Steps(Sampler[list[Key]]):
         keys: list[Key] = []
         for step in range(self.start, self.end):
             epoch, inside = divmod(step, per_epoch)
+            # Also at a start in the middle of an epoch, where a resumed run begins.
             if not keys or inside == 0:
                 keys = self.order.epoch(epoch)
+            # Every process computes the whole batch and takes its share: no communication, and the same batch for any
+            # number.
             yield keys[inside * size : (inside + 1) * size][self.rank :: self.processes]

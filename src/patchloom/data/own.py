@@ -33,6 +33,7 @@ class OwnSource(Source):
         self.datasets = datasets
 
     def picture(self, item: Item, fast: bool = False) -> Picture:  # noqa: ARG002 - decoded, if at all, by the dataset
+        """The image at the item's index: a PIL image, or the dataset's own tensor."""
         split, _, index = item.key.rpartition("/")
         image, _ = _entry(self.datasets[split], int(index))
         try:
@@ -74,6 +75,7 @@ def open_own(dataset: Any, validation: Any = None, targets: str = "class") -> Ow
         if not len(given):
             raise PatchloomError(f"The {where} ({split}) is empty.")
     found = {split: _targets(given, where, targets) for split, given in datasets.items()}
+    # One image without a class makes all of them unlabelled: a split must not depend on which.
     labelled = all(target is not None for column in found.values() for target in column)
     if not labelled:
         found = {split: [None] * len(column) for split, column in found.items()}
@@ -109,6 +111,7 @@ def _entry(dataset: Any, index: int) -> tuple[Any, Any]:
 def _checked(target: Any, index: int, where: str, targets: str) -> int | None:
     if isinstance(target, (Tensor, np.ndarray)) and target.ndim == 0:
         target = target.item()
+    # bool is an int in Python, but True is hardly the class 1.
     if isinstance(target, (int, np.integer)) and not isinstance(target, bool):
         if target < 0:
             raise PatchloomError(f"Target {index} of the {where} is {target}; a class is 0 or more.")
@@ -143,8 +146,10 @@ class OwnAugment:
     def __call__(self, picture: Picture, size: Size, seed: int) -> np.ndarray | Tensor:
         if isinstance(picture, Tensor):
             return picture
+        # Augmentations of other libraries draw from global generators, and would otherwise differ from run to run.
         with seeded_globals(seed):
             made = self.function(as_image(picture))
+        # as_picture would take a text for the path of an image.
         if isinstance(made, str):
             raise PatchloomError("The augmentation gives a str; expected a PIL image, an array or a tensor.")
         try:

@@ -17,6 +17,7 @@ import torch
 def seed_of(*parts: int | str) -> int:
     """One 63-bit seed from several numbers and words; near ones give unrelated seeds."""
     numbers = [int.from_bytes(part.encode(), "little") if isinstance(part, str) else part for part in parts]
+    # SeedSequence mixes its input: seeds 1 and 2 give streams that have nothing in common.
     low, high = np.random.SeedSequence(numbers).generate_state(2)
     return (int(high) << 32 | int(low)) >> 1
 
@@ -32,6 +33,7 @@ def view_seed(seed: int, view: int) -> int:
 
 
 def torch_generator(*parts: int | str) -> torch.Generator:
+    """A CPU generator of torch that is seeded by these parts."""
     return torch.Generator().manual_seed(seed_of(*parts))
 
 
@@ -41,6 +43,7 @@ def seeded_globals(seed: int) -> Iterator[None]:
     python, numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         random.seed(seed)
+        # numpy's old generator takes 32 bits.
         np.random.seed(seed & 0xFFFFFFFF)
         torch.manual_seed(seed)
         try:

@@ -34,6 +34,10 @@ def find_unreadable(
 
     Images whose values were scaled to 8 bits by a choice of ours are counted in the notes of the source. `glances`
     receives the `glance` of every other key.
+
+    Args:
+        progress: called with (images done, images in all).
+        workers: threads.
     """
     scaled: list[str] = []
 
@@ -62,6 +66,7 @@ def scaled_notes(scaled: list[str]) -> list[str]:
 
 def pixel_digest(image: Image.Image) -> bytes:
     """The same for images of equal size and pixels, however they were encoded."""
+    # The size too: 2 x 8 and 4 x 4 images can have the same bytes.
     digest = hashlib.sha256(repr(image.size).encode())
     digest.update(image.tobytes())
     return digest.digest()
@@ -85,6 +90,7 @@ def in_threads(
     done: list[tuple[Item, _Result]] = []
     with warnings.catch_warnings(), ThreadPoolExecutor(max_workers=max(1, workers)) as pool:
         warnings.filterwarnings("ignore", category=UserWarning, module="PIL")  # what is damaged but can be read
+        # Pillow only warns of a possible decompression bomb; here it makes the image unreadable.
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         for start in range(0, len(todo), _BATCH):
             batch = todo[start : start + _BATCH]

@@ -42,6 +42,7 @@ class ShardSource(Source):
 
     def data(self, item: Item) -> bytes:
         shard, offset, size = self.places[item.key]
+        # The size comes from the tar header, which anybody can write.
         if size > MOST_BYTES:
             reason = f"it has {size:,} bytes, more than the limit of {MOST_BYTES:,}"
             raise UnreadableImage(f"{item.key} of {self.where} cannot be read: {reason}", reason)
@@ -54,14 +55,20 @@ class ShardSource(Source):
             raise UnreadableImage(f"{item.key} of {self.where} cannot be read: {reason}", reason) from error
 
     def size(self, item: Item) -> int:
+        """From the index: no file is opened."""
         return self.places[item.key][2]
 
 
 def open_shards(rest: str, labels: Labels = None, targets: str = "class") -> Source:
-    """The images of tar files, KEY.jpg with the label in KEY.cls or the fields of KEY.json."""
+    """The images of tar files, KEY.jpg with the label in KEY.cls or the fields of KEY.json.
+
+    Raises:
+        PatchloomError: no shards or no images, a sample without a label, a key twice, or webdataset is missing.
+    """
     where = f"wds:{rest}"
     import_library("webdataset")
     shards = _find_shards(where, rest)
+    # Keys are relative to what all shards share, so that they stay when the data moves.
     base = Path(os.path.commonpath([shard.parent for shard in shards]))
     split_of = _shard_splits([shard.relative_to(base).as_posix() for shard in shards])
     places: dict[str, tuple[str, int, int]] = {}
@@ -77,6 +84,7 @@ def open_shards(rest: str, labels: Labels = None, targets: str = "class") -> Sou
             key = f"{shard.relative_to(base).as_posix()}/{sample}.{image}"
             if key in places:
                 raise PatchloomError(f"{where}: {key} is there twice.")
+            # Place and size are kept, not the bytes: any image can be read by seeking, so shuffling is exact.
             places[key] = (str(shard), *parts[image])
             try:
                 names = tuple(_shard_label(shard, sample, parts, column) for column in chosen)
@@ -138,6 +146,7 @@ def _samples(shard: Path, special: list[str]) -> Iterator[tuple[str, dict[str, t
     split_name: Callable[[str], tuple[str | None, str]] = import_module("webdataset.tariterators").base_plus_ext
     samples: dict[str, dict[str, tuple[int, int]]] = {}
     try:
+        # "r:" takes no compressed tars: their members cannot be read without unpacking all before them.
         with tarfile.open(shard, "r:") as tar:
             for member in tar:
                 if not member.isfile() and not member.isdir():

@@ -66,6 +66,10 @@ class Source:
     `splits` has those of "train", "val" and "test" that the data has, and otherwise one list, "all". `columns` has the
     class names of every label column that was asked for, and `class_names` are those of the first; both are empty for
     images without labels.
+
+    Args:
+        where: the data as the user named it, for messages.
+        notes: what the user should know; printed once when the data is opened.
     """
 
     flips: bool = True  # whether a mirrored image keeps its label
@@ -119,7 +123,10 @@ class Source:
             return None
 
     def fingerprint(self) -> str:
-        """One value for the data set: it changes with names, targets, splits and sizes, not with the place."""
+        """One value for the data set: it changes with names, targets, splits and sizes, not with the place.
+
+        Sizes stand in for contents: hashing every byte of a large data set would take hours at each start.
+        """
         rows = sorted(
             (split, item.key, self.describe_target(item), str(self.size(item)))
             for split, items in self.splits.items()
@@ -127,6 +134,7 @@ class Source:
         )
         digest = hashlib.sha256()
         for row in rows:
+            # NUL and newline keep fields and rows apart, so that ("ab", "c") and ("a", "bc") differ.
             digest.update(bytes_of("\0".join(row)) + b"\n")
         return digest.hexdigest()
 
@@ -154,6 +162,7 @@ class Source:
                 f"{self.where} has no label column {column!r}.{did_you_mean(column, self.columns)} "
                 f"Label columns: {listed}."
             )
+        # A shallow copy: files, arrays and open tables are shared.
         chosen = copy.copy(self)
         chosen.class_names, chosen.columns = self.columns[column], {column: self.columns[column]}
         if len(self.columns) > 1:

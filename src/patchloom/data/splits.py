@@ -18,7 +18,11 @@ _FIFTH = 5
 
 @dataclass(frozen=True)
 class Splits:
-    """Which splits are asked for, several joined as "train+val"; None: the data's own, see `split_source`."""
+    """Which splits are asked for, several joined as "train+val"; None: the data's own, see `split_source`.
+
+    Raises:
+        PatchloomError: `test` and `hold_out` together, or a share that is not in [0, 1).
+    """
 
     train: str | None = None
     test: str | None = None
@@ -69,7 +73,11 @@ def join_splits(source: Source, names: Iterable[str]) -> list[Item]:
 
 def split_source(source: Source, asked: Splits | None = None) -> Split:
     """The splits asked for, by default the data's own: train, and val or else test. Without one of them, a fifth of
-    each class is held out: the same files on every machine and in every run."""
+    each class is held out: the same files on every machine and in every run.
+
+    Raises:
+        PatchloomError: a split that the data lacks, one that would be trained and tested on, or no training images.
+    """
     asked, splits = asked or Splits(), source.splits
     train_names = split_names(source, asked.train or ("train" if splits.get("train") else "all"))
     if asked.train is None and train_names not in (("train",), ("all",)):
@@ -124,10 +132,13 @@ def _share_of_each_class(items: list[Item], share: float) -> set[str]:
     by_class: dict[int, list[str]] = defaultdict(list)
     for item in items:
         by_class[item.label if item.target is not None else -1].append(item.key)
+    # Exact: in floating point, int(100 * 0.29) is 28.
     exact = Fraction(str(share))
     held: set[str] = set()
     for keys in by_class.values():
+        # A class with one image keeps it for training.
         if len(keys) > 1:
+            # A hash of the name shuffles without a seed: images that are added later move few others.
             keys.sort(key=lambda key: hashlib.sha256(bytes_of(key)).digest())
             held.update(keys[: max(1, int(len(keys) * exact))])
     return held

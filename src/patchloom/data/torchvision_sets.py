@@ -36,7 +36,11 @@ _LEVELS = {
 
 
 def open_torchvision(rest: str, labels: Labels = None) -> Source:
-    """The data set NAME:FOLDER of torchvision. CIFAR100 and INaturalist have several label columns."""
+    """The data set NAME:FOLDER of torchvision. CIFAR100 and INaturalist have several label columns.
+
+    Raises:
+        PatchloomError: an unknown set, a folder without its files, or labels that the set does not have.
+    """
     name, _, folder = rest.partition(":")
     where = f"torchvision:{rest}"
     if name not in _TORCHVISION:
@@ -73,6 +77,7 @@ def _columns(where: str, name: str, opened: dict[str, Any], labels: Labels) -> t
 
 def _options(name: str) -> dict[str, Any]:
     """No downloads; and a "loader" that gives the path, so that reading an entry costs nothing."""
+    # ImageNet's class has no argument "download".
     options: dict[str, Any] = {} if name == "ImageNet" else {"download": False}
     return options if name.startswith("CIFAR") else {**options, "loader": os.fspath}
 
@@ -173,6 +178,7 @@ def _from_files(where: str, root: Path, opened: dict[str, Any], columns: tuple[s
     found: Rows = {}
     for split, data in opened.items():
         names = list(zip(*(_names_by_label(data, column) for column in columns), strict=True))
+        # `loader` gave the path instead of the pixels, so that this reads no image.
         entries = (data[number] for number in range(len(data)))
         found[split] = [(Path(os.path.relpath(path, root)).as_posix(), names[int(label)]) for path, label in entries]
     first = next(iter(opened.values()))

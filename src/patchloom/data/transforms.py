@@ -50,7 +50,13 @@ class Augment:
     pixels: str = "exact"
 
     def __call__(self, picture: Picture, size: Size, seed: int) -> np.ndarray | Tensor:
-        """A picture as (height, width, 3) uint8 of `size`; a tensor is used as it is."""
+        """A picture as (height, width, 3) uint8 of `size`; a tensor is used as it is.
+
+        Args:
+            picture: of any size; a plain JPEG may still be encoded.
+            size: (height, width) of the result.
+            seed: decides every draw; the draws come in a fixed order.
+        """
         if isinstance(picture, Tensor):
             return picture
         draw, resampling = random.Random(seed), FILTERS[self.interpolation]
@@ -69,6 +75,7 @@ class Augment:
             image = one_of_three(image, draw, self.three_augment)
         elif self.augmentation != "none":
             policy = _policy(self.augmentation, self.magnitude)
+            # Policies of other libraries draw from global generators: these are seeded from the image's own.
             with seeded_globals(draw.getrandbits(63)):
                 image = policy(_as_image(image))
         if self.color_jitter:
@@ -128,6 +135,7 @@ def random_resized_crop(
     """A crop of an area U(least, 1) and a log-uniform aspect 3/4 to 4/3, ten tries, then the centre; resized."""
     width, height = _sides(image)
     for _ in range(10):
+        # As in Inception: aspects are drawn in the logarithm, so that 3/4 and 4/3 are equally likely.
         area = width * height * draw.uniform(least, 1)
         aspect = math.exp(draw.uniform(math.log(3 / 4), math.log(4 / 3)))
         w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
@@ -135,6 +143,7 @@ def random_resized_crop(
             left, top = draw.randint(0, width - w), draw.randint(0, height - h)
             break
     else:
+        # The largest box in the centre with an aspect between 3/4 and 4/3.
         w, h = min(width, round(height * 4 / 3)), min(height, round(width * 4 / 3))
         left, top = (width - w) // 2, (height - h) // 2
     return _resized(image, (left, top, left + w, top + h), size, resampling)
@@ -150,10 +159,12 @@ def simple_random_crop(
     """
     height, width = size
     resized, to_size = _covering(image, size, resampling)
+    # Reflection needs more pixels than it adds.
     pad = min(pad, min(to_size) - 1)
     spare = to_size[0] + 2 * pad - height
     top = spare // 2 if one_axis else draw.randint(0, spare)
     left = draw.randint(0, to_size[1] + 2 * pad - width)
+    # Padding indices instead of pixels: only the crop itself is ever copied.
     rows = np.pad(np.arange(to_size[0]), pad, mode="reflect")[top : top + height]
     columns = np.pad(np.arange(to_size[1]), pad, mode="reflect")[left : left + width]
     if isinstance(resized, np.ndarray):
@@ -206,6 +217,7 @@ def small_affine(image: Image.Image, draw: random.Random, strength: float) -> Im
     zoom = 1 + strength * draw.uniform(-1, 1)
     dx, dy = (strength * side * draw.uniform(-1, 1) for side in image.size)
     cx, cy = (image.width - 1) / 2, (image.height - 1) / 2
+    # Pillow wants the inverse map, from output to input pixels; rotation is about the centre of the image.
     cos, sin = math.cos(angle) / zoom, math.sin(angle) / zoom
     matrix = (cos, sin, cx - cos * (cx + dx) - sin * (cy + dy), -sin, cos, cy + sin * (cx + dx) - cos * (cy + dy))
     pixels = np.asarray(image)
@@ -234,7 +246,10 @@ def one_of_three(image: Drawn, draw: random.Random, parts: Sequence[str] = THREE
 
 
 def jitter(image: Drawn, draw: random.Random, strength: float) -> Drawn:
-    """Brightness, contrast and saturation by factors of U(1 - strength, 1 + strength), in a random order; no hue."""
+    """Brightness, contrast and saturation by factors of U(1 - strength, 1 + strength), in a random order; no hue.
+
+    The steps are applied one after the other and each rounds to bytes, as Pillow does.
+    """
     enhancers = [ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color]
     draw.shuffle(enhancers)
     for enhancer in enhancers:
@@ -259,6 +274,7 @@ def _policy(name: str, magnitude: float) -> Callable[[Image.Image], Image.Image]
         policy = timms.auto_augment_transform("original", hparams)
         ops = [op for group in policy.policy for op in group]
     else:
+        # DeiT's setting: magnitude noise 0.5, and operations whose strength increases with the magnitude.
         policy = timms.rand_augment_transform(f"rand-m{magnitude:g}-mstd0.5-inc1", hparams)
         ops = policy.ops
     for op in ops:

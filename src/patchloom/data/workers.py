@@ -115,7 +115,7 @@ def _read(loader: DataLoader[Any]) -> Batches:
 
 
 def _end(workers: Sequence[Any]) -> None:
-    """SIGKILL: workers ignore the signals that end others."""
+    """Kill the workers, with SIGKILL since they ignore SIGINT and SIGTERM, and wait for them."""
     for worker in workers:
         worker.kill()
     for worker in workers:
@@ -123,10 +123,11 @@ def _end(workers: Sequence[Any]) -> None:
 
 
 def _begin_worker(parent: int, _: int) -> None:
-    """Signals to the whole group are for the process that trains: it saves, then ends its workers."""
+    """Set up a worker. It ignores signals to the process group: the training process saves, then ends its workers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _end_with(parent)
+    # One thread each: several workers with several threads would take turns on the same cores.
     torch.set_num_threads(1)
     _keep_memory()
 
@@ -137,6 +138,7 @@ def _end_with(parent: int) -> None:
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # The parent may have died before prctl took effect; then the worker has another parent already.
     if os.getppid() != parent:
         os._exit(1)
 

@@ -94,6 +94,7 @@ def _embeddings(network: Network, source: Source, items: Sequence[Item], count: 
         raise PatchloomError(
             f"An analysis of embeddings needs at least {LEAST} images; {source.where} has {len(chosen)}."
         )
+    # float64: squared singular values span many orders of magnitude.
     vectors = embeddings(network, source, chosen, network.preprocessing).astype(np.float64)
     return {
         "count": len(chosen),
@@ -105,6 +106,7 @@ def _embeddings(network: Network, source: Source, items: Sequence[Item], count: 
 
 def pca_energy(vectors: np.ndarray) -> np.ndarray:
     """The cumulative share of the variance of (N, D) vectors in their principal components, (min(N, D),)."""
+    # Squared singular values of the centred matrix are the variances times N: no D x D covariance is needed.
     variances = np.linalg.svd(vectors - vectors.mean(axis=0), compute_uv=False) ** 2
     total = variances.sum()
     return variances.cumsum() / total if total > 0 else np.ones_like(variances)
@@ -116,5 +118,6 @@ def tsne(vectors: np.ndarray) -> np.ndarray:
         from sklearn.manifold import TSNE
     except ImportError as error:
         raise PatchloomError(f"t-SNE needs scikit-learn: {install_hint('figures')}") from error
+    # scikit-learn demands fewer neighbours than points.
     perplexity = min(30.0, (len(vectors) - 1) / 3)
     return TSNE(perplexity=perplexity, random_state=0, init="pca").fit_transform(vectors.astype(np.float32))

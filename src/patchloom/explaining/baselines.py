@@ -19,7 +19,11 @@ PLACES = 14  # positions of the hidden square along either side, at most
 
 
 def network_input(network: Network, picture: np.ndarray) -> Tensor:
-    """(1, 3, H, W), normalised, from the crop (H, W, 3) of uint8."""
+    """(1, 3, H, W), normalised, from the crop (H, W, 3) of uint8.
+
+    Args:
+        picture: the crop that the network sees, before normalisation.
+    """
     own = next(network.parameters())
     return to_input(picture[None], network.preprocessing, own.device).to(own.dtype)
 
@@ -55,10 +59,17 @@ def grad_cam(network: PatchNetwork, x: Tensor, target: int) -> Tensor:
     relu(sum over channels c of w_c P_c), with patch tokens P and w_c the mean over patches of the gradient of the
     target's logit. P is the input of the last block if a class token is in the trunk, since the patches that come out
     of that block are not used; otherwise P is the output of the trunk.
+
+    Args:
+        target: the index of the class.
+
+    Returns:
+        Values from 0 on, not scaled.
     """
     kept: list[Tensor] = []
 
     def keep(tokens: Tensor) -> Tensor:
+        # With frozen weights nothing requires a gradient: the tokens are made the leaf that is differentiated by.
         kept.append(tokens if tokens.requires_grad else tokens.detach().requires_grad_())
         return kept[-1]
 
@@ -71,6 +82,7 @@ def grad_cam(network: PatchNetwork, x: Tensor, target: int) -> Tensor:
         with torch.enable_grad():
             logits = network(x)
             assert isinstance(logits, Tensor)
+            # Only down to these tokens: the layers before them are not differentiated.
             (gradient,) = torch.autograd.grad(logits[0, target], kept[0])
     finally:
         hook.remove()
@@ -118,4 +130,5 @@ def _window(side: int, patch: int) -> tuple[int, int]:
 
 
 def _starts(side: int, window: int, step: int) -> range:
+    # The last square may reach over the border: slicing cuts it there, so that every pixel is covered.
     return range(0, side - window + step, step)

@@ -53,6 +53,7 @@ def _lines(panel: Any, kinds: dict[str, dict[str, float]], title: str, ylabel: s
     for kind, values in kinds.items():
         panel.plot(range(len(values)), list(values.values()), marker="o", markersize=3, label=kind)
     labels = max(kinds.values(), key=len)
+    # At most about twelve labels fit below a panel.
     every = max(1, len(labels) // 12)
     panel.set_xticks(range(0, len(labels), every), list(labels)[::every], rotation=45, ha="right", fontsize=7)
     panel.set_ylabel(ylabel)
@@ -67,6 +68,7 @@ def _draw_scales(models: dict[str, Any], path: Path) -> Path:
     for panel, (name, entry) in zip(panels, shown.items(), strict=True):
         means = {branch: values["mean"] for branch, values in entry["scales"].items()}
         _lines(panel, by_kind(means), _title(name, entry), "mean |LayerScale|")
+        # A logarithmic axis cannot show a scale that is exactly 0, as at a zero initialisation.
         if min(means.values()) > 0:
             panel.set_yscale("log")
     return _save(figure, path)
@@ -104,6 +106,7 @@ def _draw_norms_by_epoch(models: dict[str, Any], path: Path) -> Path:
     ]
     figure, panels = _panels(len(rows))
     for panel, (name, kind, logged) in zip(panels, rows, strict=True):
+        # (epochs, branches), drawn with epochs across.
         table = np.array([list(by_kind(row["norms"])[kind].values()) for row in logged])
         shown = panel.imshow(table.T, aspect="auto", cmap="cividis", origin="lower")
         epochs = [row["epoch"] for row in logged]

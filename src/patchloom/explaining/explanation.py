@@ -123,6 +123,7 @@ def explain(
 @contextmanager
 def _evaluating(model: Model, device: Device) -> Iterator[PatchNetwork]:
     """The network in eval mode; a network of the caller gets the old mode of every module back afterwards."""
+    # A model that is loaded here belongs to nobody else: nothing to restore.
     modules = [] if isinstance(model, str | PathLike) else list(unwrapped(model).modules())
     modes = [module.training for module in modules]
     try:
@@ -220,6 +221,7 @@ def find_class(network: Network, target: str | int) -> int:
 def _place(target: object) -> int | None:
     """The index given by an integer or ASCII digits; None for anything else."""
     if isinstance(target, str):
+        # isdigit alone accepts superscripts, and int() of a huge number of digits is slow.
         return int(target) if target.isascii() and target.isdigit() and len(target) < 10 else None
     return int(target) if isinstance(target, int | np.integer) and not isinstance(target, bool) else None
 
@@ -227,8 +229,10 @@ def _place(target: object) -> int | None:
 def _saliency(values: Tensor, picture: np.ndarray) -> np.ndarray:
     """(H, W) float32 in [0, 1]: the map upsampled to the image, then (x - min) / (max - min); zero if constant."""
     size = picture.shape[:2]
+    # Upsampled first, then scaled: the extremes of the picture are those that are shown.
     large = F.interpolate(values.float()[None, None], size, mode="bilinear", align_corners=False)[0, 0]
     spread = large.max() - large.min()
+    # A constant map has only rounding noise, which scaling would blow up to a picture.
     flat = spread <= 1e-12 + 1e-6 * large.abs().max()
     return (torch.zeros_like(large) if flat else (large - large.min()) / spread).cpu().numpy()
 
@@ -241,6 +245,7 @@ def _summary(values: np.ndarray) -> dict[str, Any]:
     """Statistics of a map: its peak as fractions of height and width, and the fraction of pixels with half its mass."""
     row, column = np.unravel_index(values.argmax(), values.shape)
     ordered = np.sort(values.ravel())[::-1].cumsum()
+    # The number of pixels, largest first, until half of the sum is reached.
     half = int(np.searchsorted(ordered, ordered[-1] / 2)) + 1
     return {
         "size": list(values.shape),

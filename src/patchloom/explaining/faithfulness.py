@@ -48,12 +48,14 @@ def faithfulness(
 def random_like(values: np.ndarray, generator: np.random.Generator) -> np.ndarray:
     """A random map with the power spectrum of `values`, (H, W): the same amplitudes, phases of white noise."""
     noise = np.fft.rfft2(generator.standard_normal(values.shape))
+    # Amplitude 1 and the phase of white noise; rfft2 keeps the symmetry that makes the inverse real.
     phases = noise / np.maximum(np.abs(noise), 1e-12)
     return np.fft.irfft2(np.abs(np.fft.rfft2(values - values.mean())) * phases, s=values.shape)
 
 
 def _pair(picture: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The image and a copy blurred beyond recognition."""
+    # A blur instead of black: a hard edge or a black area would be a feature of its own.
     radius = max(picture.shape[:2]) / 4
     return picture, np.array(Image.fromarray(picture).filter(ImageFilter.GaussianBlur(radius)))
 
@@ -76,6 +78,7 @@ def _ranks(values: np.ndarray, like: np.ndarray, generator: np.random.Generator)
 
 def _areas(network: Network, x: Tensor, blurred: Tensor, ranks: list[np.ndarray]) -> Tensor:
     """The area under the deletion curve, the probability over the share of blurred pixels: (ranks, classes)."""
+    # Without 0 and 1: the two ends of every curve are the image and its blurred copy, computed once.
     shares = np.arange(1, STEPS) / STEPS
 
     def images() -> Iterator[Tensor]:
@@ -84,6 +87,7 @@ def _areas(network: Network, x: Tensor, blurred: Tensor, ranks: list[np.ndarray]
         for rank in ranks:
             place = torch.from_numpy(rank).to(x.device)
             for share in shares:
+                # Rank 0 is the most salient pixel, so that the share of the most salient ones is blurred.
                 yield torch.where(place < share, blurred, x)
 
     probabilities = log_probabilities(network, images()).exp()

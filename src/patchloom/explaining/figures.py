@@ -104,6 +104,7 @@ def overlay(image: np.ndarray, values: np.ndarray) -> np.ndarray:
         from matplotlib import colormaps
     except ImportError as error:
         raise PatchloomError(f"Overlays need matplotlib: {install_hint('figures')}") from error
+    # Luma weights of ITU-R 601.
     grey = image @ np.array([0.299, 0.587, 0.114]) / 255
     return colormaps["cividis"](grey * values, bytes=True)[..., :3]
 
@@ -113,6 +114,7 @@ def strongest(grid: np.ndarray) -> np.ndarray:
     flat = grid.astype(np.float64).ravel()
     order = np.argsort(-flat, kind="stable")
     held = flat[order].cumsum()
+    # 1 - 1e-9: sums that reach the share exactly, but for rounding, count as having reached it.
     count = int(np.searchsorted(held, MASS * held[-1] * (1 - 1e-9))) + 1 if held[-1] > 0 else 0
     keep = np.zeros(flat.size, bool)
     keep[order[:count]] = True
@@ -125,6 +127,7 @@ def thresholded(image: np.ndarray, grid: np.ndarray) -> np.ndarray:
     `grid` is the map with one value per patch: interpolating it and scaling it to [0, 1] would change the share.
     """
     (height, width), (down, across) = image.shape[:2], grid.shape
+    # For each pixel the patch it lies in: nearest-neighbour upsampling by indices.
     rows, columns = np.arange(height) * down // height, np.arange(width) * across // width
     keep = strongest(grid)[rows][:, columns, None]
     return np.where(keep, image / 255, 0.85 + 0.15 * image / 255)
@@ -136,6 +139,7 @@ def row_picture(rows: np.ndarray) -> np.ndarray:
     height, width = rows.shape[1:]
     framed = np.full((len(rows), height + 1, width + 1), np.nan, np.float32)
     framed[:, :height, :width] = rows / np.maximum(np.abs(rows).max(axis=(1, 2), keepdims=True), 1e-12)
+    # (rows down, rows across, height, width) -> (rows down, height, rows across, width): tiles side by side.
     table = framed.reshape(len(central_patches(height)), -1, height + 1, width + 1).swapaxes(1, 2)
     return table.reshape(table.shape[0] * table.shape[1], -1)[:-1, :-1]
 

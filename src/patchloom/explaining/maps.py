@@ -44,6 +44,8 @@ def forward_with_attention(network: Network, x: Tensor) -> tuple[Tensor, dict[st
     """The logits (classes,) of one image, by the fast form, and its attention (heads, queries, keys) by layer.
 
     Two forward passes, so that the logits are exactly those of `predict`.
+
+    The fast form of attention never has its matrix in memory; only the second pass computes it.
     """
     with torch.inference_mode():
         logits = network(x)
@@ -54,7 +56,10 @@ def forward_with_attention(network: Network, x: Tensor) -> tuple[Tensor, dict[st
 
 
 def available_maps(network: Network) -> tuple[str, ...]:
-    """The maps that a network supports: those of its architecture, then those of every network."""
+    """The maps that a network supports: those of its architecture, then those of every network.
+
+    Every image classifier of ours has grad-cam and occlusion.
+    """
     if not isinstance(network, PatchNetwork):
         return ()  # the maps are read off the parts of our own networks
     inside = [module for block in network.blocks for module in block.modules()]
@@ -168,12 +173,15 @@ def _rollout(outputs: Outputs) -> dict[str, Tensor]:
     flow = torch.eye(height * width, device=outputs.x.device)
     for i in range(len(outputs.network.blocks)):
         if i == outputs.network.join_at:
+            # Prefix tokens join here: before, they hold nothing of the patches.
             flow = torch.block_diag(torch.eye(prefix, device=flow.device), flow)
+        # Row i of the flow: how much of each input patch has reached token i. Later blocks multiply from the left.
         flow = _mixed(_of_block(outputs, f"blocks.{i}."), len(flow)) @ flow
     if outputs.network.join_at is None and prefix:
         flow = torch.block_diag(torch.eye(prefix, device=flow.device), flow)
         for i in range(len(outputs.network.pool)):
             flow = _mixed(_of_block(outputs, f"pool.{i}."), len(flow)) @ flow
+    # Without a prefix token the patches are averaged, and so is the flow.
     reached = flow[:prefix, prefix:] if prefix else flow.mean(dim=0, keepdim=True)
     return {_suffix(i): row.unflatten(0, (height, width)) for i, row in enumerate(reached)}
 
@@ -188,6 +196,7 @@ def _mixed(branches: list[Tensor], tokens: int) -> Tensor:
     flow = torch.eye(tokens, device=branches[0].device)
     queries = branches[0].shape[0]
     for weights in branches:
+        # The keys are the last tokens: class-attention without the class token among its keys has fewer of them.
         flow[:queries, -weights.shape[1] :] += weights
     flow[:queries] /= 1 + len(branches)
     return flow
@@ -205,6 +214,7 @@ def _cross_patch(outputs: Outputs) -> dict[str, Tensor]:
         assert isinstance(branch, Branch)
         assert isinstance(branch.fn, CrossPatchLinear)
         assert isinstance(branch.scale, LayerScale)
+        # A hook runs after the forward pass, so the norm is computed once more; `inputs[1]` is what the branch reads.
         norms = (branch.scale.gamma * branch.norm(inputs[1]))[0].norm(dim=-1)
         total.add_(branch.fn.weight.abs().sum(dim=0) * norms)
 

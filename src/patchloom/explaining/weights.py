@@ -50,7 +50,10 @@ def near_zero(weight: Tensor) -> float:
 
 def scales(network: Network) -> dict[str, dict[str, Any]]:
     """Mean, minimum and maximum of the absolute scale of each residual branch (LayerScale or a scalar), and the values
-    with six digits."""
+    with six digits.
+
+    Branches without a learned scale are left out.
+    """
     found = {}
     for name, module in network.named_modules():
         if isinstance(module, Branch) and isinstance(module.scale, LayerScale | ScalarScale):

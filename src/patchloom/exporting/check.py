@@ -55,7 +55,12 @@ class Comparison:
 
 def find_pictures(given: str | PathLike[str] | None, model: Any = None) -> list[Image.Image]:
     """Pictures of a file, folder or pattern; by default the validation images of the run that the model comes from, or
-    photos of installed packages. Raises PatchloomError if there are none."""
+    photos of installed packages. Raises PatchloomError if there are none.
+
+    Args:
+        given: a file, folder or glob pattern; None for the default.
+        model: what is exported; a path is searched for its run.
+    """
     if given is not None:
         paths = expand_images(given)
         if paths == [Path(given)] and paths[0].is_dir():
@@ -98,7 +103,9 @@ def crops(network: Network, pictures: Sequence[Image.Image], count: int, size: t
     preprocessing = replace(network.preprocessing, img_size=size)
     rows = []
     for i in range(count):
+        # Another seed starts at another picture, so that few pictures still give different batches.
         picture = pictures[(seed + i) % len(pictures)]
+        # Whole pictures first; then random parts of 30 to 100 % of each side, so that no two inputs are equal.
         if i >= len(pictures):
             width, height = (max(1, round(side * draw.uniform(0.3, 1))) for side in picture.size)
             left, top = draw.integers(picture.width - width + 1), draw.integers(picture.height - height + 1)
@@ -120,19 +127,30 @@ def check_batches(request: Request, pictures: Sequence[Image.Image]) -> Iterator
     patch, (height, width) = network.config.patch_size, network.config.img_size
     sizes = [(height, width)]
     if request.any_size:
+        # One size that is not square and larger, and one smaller in height: runtimes tend to fix either by accident.
         sizes += [(height + patch, width), (max(2, height // patch // 2) * patch, width + 2 * patch)]
     for number, size in enumerate(sizes):
         for batch in BATCHES:
             yield crops(network, pictures, batch, size, seed=number + batch)
+    # int8 changes logits: what counts is how many predictions change, which takes more images.
     if request.int8:
         yield from crops(network, pictures, MANY, sizes[0], seed=0).split(AT_ONCE)
 
 
 @torch.inference_mode()
 def compare(request: Request, run: Runner, pictures: Sequence[Image.Image]) -> Comparison:
-    """Run file and network on the same images; raises PatchloomError if logits are NaN or have another shape."""
+    """Run file and network on the same images; raises PatchloomError if logits are NaN or have another shape.
+
+    Args:
+        run: the exported file, as its users will call it.
+        pictures: images that crops are made of.
+
+    Returns:
+        The largest difference over all batches, and the share of equal predictions.
+    """
     network = request.network
     if request.device.type != "cpu":
+        # A copy, since the network that is exported stays on the CPU.
         network = copy.deepcopy(network).to(request.device)
     largest = furthest = 0.0
     same: list[bool] = []
@@ -151,5 +169,6 @@ def compare(request: Request, run: Runner, pictures: Sequence[Image.Image]) -> C
         furthest = float(np.maximum(furthest, np.abs(got - want).max()))  # np.maximum keeps NaN, max would not
         same += (got.argmax(axis=1) == want.argmax(axis=1)).tolist()
         sizes.append((pixels.shape[0], pixels.shape[1], pixels.shape[2]))
+    # Relative to the largest logit: float32 rounding grows with it.
     difference = furthest / largest if largest else furthest
     return Comparison(difference, sum(same) / len(same), len(same), tuple(dict.fromkeys(sizes)))

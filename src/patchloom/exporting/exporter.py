@@ -82,6 +82,7 @@ def export(
             Nothing is written then.
     """
     chosen = choose_device(device)
+    # All that can be refused is refused before the network is loaded, which may take minutes.
     form = find_format(to, int8, with_preprocessing)
     path = _checked_path(out, to, form)
     _refuse_sources(path, model, base)
@@ -116,6 +117,7 @@ def _write_checked(
     if not _is_close(found, bound, request.int8) and FORMATS[to].calibrates and request.int8:
         again = replace(request, calibration=calibration_crops(request.network, pictures))
         second = _attempt(again, to, path, temporary_file, pictures)
+        # Calibration can also make things worse: the better of both attempts is kept.
         artefact, found = max((artefact, found), second, key=lambda one: one[1].agreement)
     _refuse_wrong(found, path, to, bound, request.int8)
     with _as_patchloom_error(f"{path} cannot be written"):
@@ -168,6 +170,7 @@ def _checked_tolerance(tolerance: float | None, int8: bool) -> float:
 def _checked_path(out: str | PathLike[str], to: str, form: Format) -> Path:
     """The path of the file; raises PatchloomError, before anything is computed, if it cannot be written there."""
     try:
+        # A link stays a link: the file that it points to is replaced.
         path = Path(out).resolve() if Path(out).is_symlink() else Path(out)
     except (OSError, RuntimeError) as error:
         raise PatchloomError(f"{out} cannot be written: {getattr(error, 'strerror', None) or error}.") from error
@@ -200,6 +203,7 @@ def _refuse_other_files(path: Path, to: str) -> None:
 
 
 def _refuse_sources(path: Path, *sources: Source | None) -> None:
+    """Raise PatchloomError if the export would overwrite the weights that it is made from."""
     for source in (Path(source) for source in sources if isinstance(source, str | PathLike)):
         own = (source, source / "model.safetensors", source / "export" / "model.safetensors")
         if path.exists() and any(file.exists() and path.samefile(file) for file in own):
@@ -212,16 +216,19 @@ def _is_export(path: Path) -> bool:
             if os.fstat(file.fileno()).st_size == 0:
                 return False
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                # Memory-mapped: a file of gigabytes is searched without being read into memory at once.
                 return content.find(MARK.encode()) >= 0
     except (OSError, ValueError) as error:
         raise PatchloomError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}.") from error
 
 
 def _is_close(found: Comparison, bound: float, int8: bool) -> bool:
+    """Whether a file is accurate enough; NaN never is."""
     return math.isfinite(found.difference) and (1 - found.agreement if int8 else found.difference) <= bound
 
 
 def _refuse_wrong(found: Comparison, path: Path, to: str, bound: float, int8: bool) -> None:
+    """Raise PatchloomError if the file differs by more than the tolerance, with what can be done about it."""
     if _is_close(found, bound, int8):
         return
     if int8 and math.isfinite(found.difference):

@@ -102,6 +102,7 @@ def find_format(to: str, int8: bool, with_preprocessing: bool) -> Format:
         able = ", ".join(name for name, other in FORMATS.items() if other.graph)
         raise PatchloomError(f"{to} contains only weights and cannot include preprocessing; {able} can.")
     for package in (*form.packages, *(("nncf",) if int8 and to == "openvino" else ())):
+        # find_spec looks without importing: these packages take seconds to load.
         if find_spec(package) is None:
             raise PatchloomError(f"Exporting to {to} needs {package}, which is not installed: {install_hint('export')}")
     return form
@@ -132,7 +133,11 @@ def metadata(request: Request, found: dict[str, Any]) -> dict[str, str]:
 
 
 def write_through_memory(path: Path, save: Callable[[IO[bytes]], Any]) -> None:
-    """Let torch write to memory, then write the file: torch does not report a full disk and may end the process."""
+    """Let torch write to memory, then write the file: torch does not report a full disk and may end the process.
+
+    Args:
+        save: writes to the file object that it gets, such as torch.save with its first argument bound.
+    """
     memory = io.BytesIO()
     save(memory)
     path.write_bytes(memory.getbuffer())
@@ -149,6 +154,7 @@ def describe_input(request: Request) -> str:
 def quiet() -> Iterator[None]:
     """Silence exporters and quantisers, since a program may read our output."""
     before = logging.root.manager.disable
+    # disable() is global and overrides every logger, whatever level a library sets for itself.
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings(), open(os.devnull, "w") as nowhere, _stdout(nowhere):

@@ -26,6 +26,7 @@ class Preprocessed(nn.Module):
         super().__init__()
         self.network = network
         preprocessing = network.preprocessing
+        # Times 255: pixels come as bytes, mean and std are for values in 0 to 1.
         self.register_buffer("mean", 255 * torch.tensor(preprocessing.mean)[:, None, None])
         self.register_buffer("std", 255 * torch.tensor(preprocessing.std)[:, None, None])
 
@@ -37,16 +38,20 @@ def capture(request: Request) -> ExportedProgram:
     """Trace the network for any batch size and, if they are dynamic, any height and width of at least two patches."""
     network, config = request.network, request.network.config
     height, width = config.img_size
+    # torch.export takes sizes of 0 and 1 for constants, so the example has two images.
     example = torch.zeros(2, config.in_chans, height, width)
     rows, columns = 2, 3
     module: nn.Module = network
     if request.with_preprocessing:
         example, module = example.permute(0, 2, 3, 1).to(torch.uint8).contiguous(), Preprocessed(network).eval()
+        # Pixels come as (B, height, width, C).
         rows, columns = 1, 2
     shape: dict[int, Any] = {0: Dim("batch", min=1)}
     if request.any_size:
+        # A multiple of the patch size: tracing proves that the grid has no remainder.
         shape |= {rows: config.patch_size * Dim("rows", min=2), columns: config.patch_size * Dim("columns", min=2)}
     with torch.no_grad(), quiet():
+        # strict=False traces by running Python, which takes modules that TorchDynamo cannot.
         program = torch.export.export(module, (example,), dynamic_shapes=(shape,), strict=False)
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # contains paths of this machine

@@ -52,6 +52,7 @@ def to_onnx(request: Request) -> ModelProto:
 def _clean(model: ModelProto) -> None:
     """Remove the exporter's notes on shapes, modules and source lines."""
     graph = model.graph
+    # The exporter records source lines and file names of this machine in every node.
     del graph.value_info[:], graph.metadata_props[:], model.metadata_props[:]
     for part in (*graph.node, *graph.initializer, *graph.input, *graph.output):
         part.doc_string = ""
@@ -65,6 +66,7 @@ def _name_sizes(model: ModelProto, request: Request) -> None:
         names |= {1: "height", 2: "width"} if request.with_preprocessing else {2: "height", 3: "width"}
     dims = model.graph.input[0].type.tensor_type.shape.dim
     for place, name in names.items():
+        # Symbolic names instead of torch's s0 and s1, so that users see which dimension is which.
         dims[place].dim_param = name
     model.graph.output[0].type.tensor_type.shape.dim[0].dim_param = "batch"
 
@@ -73,6 +75,9 @@ def quantise(model: ModelProto) -> ModelProto:
     """Quantise the weights of all matrix products, with one scale per column, and activations dynamically.
 
     Weights are signed, which is fastest with VNNI, and use 7 bits, so that sums do not overflow without VNNI.
+
+    Returns:
+        A new model; the input of the graph stays float32.
     """
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
@@ -138,6 +143,7 @@ def _through_files(model: ModelProto, quantiser: Callable[..., Any]) -> ModelPro
 
     with tempfile.TemporaryDirectory() as folder, quiet():
         before, after = Path(folder) / "float.onnx", Path(folder) / "int8.onnx"
+        # onnxruntime's quantiser works from file to file.
         onnx.save(model, before)
         quantiser(before, after)
         return onnx.load(after)
@@ -157,6 +163,7 @@ class OnnxFile:
     def write(self, path: Path, found: dict[str, Any]) -> None:
         import onnx
 
+        # Written twice, before and after verification: the first values must not stay.
         del self.model.metadata_props[:]
         onnx.helper.set_model_props(self.model, metadata(self.request, {"opset": OPSET, **found}))
         onnx.save(self.model, path)
@@ -165,7 +172,9 @@ class OnnxFile:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
+        # As many threads as torch has: by default onnxruntime takes every core.
         options.intra_op_num_threads = torch.get_num_threads()
+        # Only fatal errors: warnings about the graph would end up in a program's output.
         options.log_severity_level = 4
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 

@@ -27,6 +27,7 @@ def import_silently(name: str) -> ModuleType:
     """Import OpenVINO or NNCF without their telemetry, which otherwise sends a report over the network on import."""
     reports = "openvino_telemetry"
     before = {reports: sys.modules[reports]} if reports in sys.modules else {}
+    # None in sys.modules makes an import fail, which OpenVINO takes for "not installed".
     sys.modules[reports] = None  # type: ignore[assignment]
     try:
         return import_module(name)
@@ -81,9 +82,11 @@ class OpenvinoFile:
     def write(self, path: Path, found: dict[str, Any]) -> None:
         for key, value in metadata(self.request, found).items():
             self.model.set_rt_info(value, [SECTION, key])
+        # compress_to_fp16 is on by default and would round all weights.
         import_silently("openvino").save_model(self.model, path, compress_to_fp16=False)
 
     def open(self, path: Path) -> Runner:
+        # Without the hint the CPU plugin may compute in bf16, and the comparison would measure that.
         exact = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
         compiled = self.core.compile_model(path, "CPU", exact)
 

@@ -27,6 +27,7 @@ class WeightsFile:
         self.network, self.layout = request.network, layout
         tensors = from_ours(self.network.state_dict(), self.network.config, layout)
         self.tensors = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+        # Loading the file with our own code would only show that our renaming is its own inverse.
         self.in_timm = timm_network(self.network.config) if layout == "timm" else None
 
     def write(self, path: Path, found: dict[str, Any]) -> None:
@@ -38,6 +39,7 @@ class WeightsFile:
             write_tensors(path, self.tensors, {METADATA_KEY: json.dumps(metadata)})
 
     def open(self, path: Path) -> Runner:
+        """A function from normalised images to logits: the file loaded into the network of its layout."""
         module = load(path) if self.in_timm is None else self._filled(self.in_timm, path)
 
         def run(images: np.ndarray) -> np.ndarray:

@@ -9,9 +9,14 @@ FEW_IMAGES = 100  # below, an accuracy is uncertain by 10 points or more
 
 
 def wilson_interval(correct: int, count: int) -> tuple[float, float]:
-    """The 95 % confidence interval of a fraction (Wilson, 1927): sound for few images and near 0 and 1 too."""
+    """The 95 % confidence interval of a fraction (Wilson, 1927): sound for few images and near 0 and 1 too.
+
+    Returns:
+        (low, high), fractions. The simple interval p +- 1.96 sqrt(p (1 - p) / n) would be empty for p = 0 or 1.
+    """
     if not count:
         return 0.0, 1.0
+    # 1.96: 2.5 % are cut off at either end.
     z = NormalDist().inv_cdf(0.975)
     middle = (correct + z * z / 2) / (count + z * z)
     half = z / (count + z * z) * math.sqrt(correct * (count - correct) / count + z * z / 4)

@@ -30,7 +30,17 @@ def open_items(
     workers: int = 0,
     console: Console | None = None,
 ) -> tuple[Source, list[Item]]:
-    """The readable images of a split, and where they come from."""
+    """The readable images of a split, and where they come from.
+
+    Args:
+        data, labels: as of `open_source`.
+        split: "train", "val", "test", joined as "train+val", or "all"; None: see `choose_items`.
+        run: what the run of the model held out, from `held_out_by`.
+        strict: unreadable files are an error.
+
+    Raises:
+        PatchloomError: no such split, or no readable image in it.
+    """
     console = console or Console(quiet=True)
     source = open_source(data, labels)
     bad = find_unreadable(
@@ -74,6 +84,7 @@ def choose_items(source: Source, split: str | None, run: RunSplit | None = None)
         return source.items(), "all images"
     if split == "":
         raise PatchloomError("--split is empty: name a split of the data, or all.")
+    # A model from a run is tested where the run was tested, never on what it was trained on.
     if split is None and run is not None and (tested := run.tested(source)):
         return join_splits(source, tested), f"the run's test split {run.test}"
     held_out = run.held_out if run is not None else None
@@ -86,7 +97,10 @@ def choose_items(source: Source, split: str | None, run: RunSplit | None = None)
 
 
 def _chosen_by_training(source: Source, split: str | None, run: RunSplit | None) -> tuple[list[Item], str]:
-    """The images that were, or would be, held out of data without a split to measure on; or all but those."""
+    """For data without a split to evaluate on: the images that the run held out, or that training would hold out.
+
+    With the split "train", all images but those.
+    """
     if run is None or run.held_out is None:
         parts, who = split_source(source), "the fifth that training would hold out"
         train, held_out = parts.train, parts.held_out
@@ -117,6 +131,7 @@ def held_out_by(model: Model, data: str | PathLike[str]) -> RunSplit | None:
         try:
             run = Run.open(folder)
             about, settings = run.environment()["data"], run.settings
+            # Held-out images are names: they mean nothing in other data.
             same = os.path.realpath(about["where"]) == os.path.realpath(data)
             held_out = frozenset(about["held_out"]) if same and "held_out" in about else None
             return RunSplit(settings.get("train_split"), settings.get("test_split"), held_out)

@@ -20,7 +20,11 @@ def open_model(
     model: Model, resolution: int | None = None, base: Model | None = None, device: Device = "auto"
 ) -> Network:
     """A network in eval mode, on the device that `choose_device` gives; one that is handed over stays where it is,
-    unless a device is named."""
+    unless a device is named.
+
+    Raises:
+        PatchloomError: an ONNX file, a network of text, or another resolution for a network that is built already.
+    """
     chosen = choose_device(device)  # before hours of downloading
     if is_onnx(model):
         raise PatchloomError(f"{model} is an ONNX file: only `distill` and `evaluate` without --probe take those.")

@@ -31,6 +31,7 @@ def branch_norms(network: Network, images: Tensor) -> dict[str, float]:
     try:
         network.features(images)
     finally:
+        # Module by module: some may have been in eval mode on purpose, such as a frozen BatchNorm.
         for module, mode in modes:
             module.training = mode
         for hook in hooks:
@@ -39,6 +40,8 @@ def branch_norms(network: Network, images: Tensor) -> dict[str, float]:
 
 
 def _note(found: dict[str, float], name: str, _: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    # A branch gets the running sum and what it reads; in sequential blocks both are the same tensor.
     total, x = inputs[0], inputs[1]
     added, read = (output - total).float(), x[:, : output.shape[1]].float()  # class-attention updates the first tokens
+    # The clamp keeps an all-zero token from dividing by zero.
     found[name] = float((added.norm(dim=-1) / read.norm(dim=-1).clamp(min=1e-12)).mean())

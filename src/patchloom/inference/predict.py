@@ -40,11 +40,15 @@ def predict(
     `images` is one or several of: a file, a folder (all images in it), a glob pattern, a PIL image, an array
     (height, width, 3) of uint8, a tensor (C, height, width), which is used as it is. The path of an image that is not
     a file is None. `base` is that of a delta; `device` is the accelerator of this machine by default, else the CPU.
+
+    Raises:
+        PatchloomError: the model cannot be opened. Images that cannot be read are rows with an error.
     """
     if top < 1:
         raise PatchloomError(f"At least one class is named, not {top}.")
     network = fuse(open_model(model, base=base, device=device))
     waiting, rows = _expand(images), list[dict[str, Any]]()
+    # At most `batch` images are open at a time, however many files a folder has.
     while some := list(islice(waiting, batch)):
         rows += _predict_batch(network, some, top)
     return rows
@@ -121,5 +125,6 @@ def class_probabilities(network: Network, pictures: np.ndarray | torch.Tensor) -
 def best_classes(network: Network, probabilities: np.ndarray, top: int) -> list[dict[str, Any]]:
     """The likeliest classes of one image, [{class, probability}]; classes without a name are numbered."""
     names = network.class_names or tuple(map(str, range(len(probabilities))))
+    # A stable sort: of equal probabilities the lower index comes first, on every machine.
     order = np.argsort(-probabilities, kind="stable")[:top]
     return [{"class": names[i], "probability": float(probabilities[i])} for i in order]

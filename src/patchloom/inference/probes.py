@@ -50,6 +50,12 @@ def probe(
 
     linear   logistic regression on standardised embeddings; its decay is chosen on a fifth of the training images
     knn      votes of the `k` nearest embeddings by cosine (10), weighted by exp(cosine / `temperature`) (0.07, DINO's)
+
+    Returns:
+        probe, count (held-out images), top1, top5 (fractions), trained_on, dim; for knn also k and temperature.
+
+    Raises:
+        PatchloomError: an unknown probe or setting, a split with training images, or too few images.
     """
     _check_kind(kind, k, temperature)
     k, temperature = NEIGHBOURS if k is None else k, TEMPERATURE if temperature is None else temperature
@@ -121,6 +127,7 @@ def _linear(x: np.ndarray, y: np.ndarray, z: np.ndarray, classes: int) -> np.nda
     def fit(strength: float, part: slice) -> Any:
         return make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000, C=strength)).fit(x[part], y[part])
 
+    # Shuffled, since the images come sorted by class; the same fifth in every call.
     order = np.random.default_rng(0).permutation(len(x))
     x, y, fifth = x[order], y[order], len(x) // 5
     left_out, rest = slice(0, fifth), slice(fifth, None)
@@ -132,6 +139,7 @@ def _linear(x: np.ndarray, y: np.ndarray, z: np.ndarray, classes: int) -> np.nda
     best = max(_STRENGTHS, key=lambda strength: fit(strength, rest).score(x[left_out], y[left_out]))
     fitted = fit(best, slice(None))
     probabilities = np.zeros((len(z), classes))
+    # The training images may lack classes: those keep probability 0.
     probabilities[:, fitted.classes_] = fitted.predict_proba(z)
     return probabilities
 
@@ -144,9 +152,15 @@ def _knn(
     k: int = NEIGHBOURS,
     temperature: float = TEMPERATURE,
 ) -> np.ndarray:
-    """(N, classes): weighted votes of the nearest neighbours."""
+    """(N, classes): weighted votes of the nearest neighbours.
+
+    Args:
+        x, y: embeddings (M, D) and labels (M,) of the training images.
+        z: embeddings (N, D) of the held-out ones.
+    """
     known, asked = (torch.nn.functional.normalize(torch.from_numpy(values), dim=1) for values in (x, z))
     labels, votes = torch.from_numpy(y), []
+    # In pieces: all similarities at once would take N x M numbers.
     for part in asked.split(1024):
         near = (part @ known.T).topk(min(k, len(known)), dim=1)
         weight: Tensor = (near.values / temperature).softmax(dim=1)  # exp, scaled per image so that none overflows

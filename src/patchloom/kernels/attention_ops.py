@@ -15,7 +15,12 @@ from patchloom.kernels.packing import whole_mixing, whole_rows
 
 @operator("attention(Tensor q, Tensor k, Tensor v, float scale, bool int8) -> Tensor", lambda q, *_: _heads_joined(q))
 def attention(q: Tensor, k: Tensor, v: Tensor, scale: float, int8: bool) -> Tensor:
-    """softmax(scale q k^T) v, heads joined: q (B, H, Q, d), k and v (B, H, K, d) -> (B, Q, D)."""
+    """softmax(scale q k^T) v, heads joined: q (B, H, Q, d), k and v (B, H, K, d) -> (B, Q, D).
+
+    Args:
+        scale: of the scores, usually 1 / sqrt(d).
+        int8: whether the products of q k^T and of the probabilities with v are computed in int8.
+    """
     return _attend(q, k, v, None, None, None, scale, int8)
 
 
@@ -41,11 +46,18 @@ def attention_(
 
     `inner` is the number of channels of all heads together. `mixing` is empty, or what `talking_heads` calls before,
     after and shift.
+
+    Args:
+        qkv, proj: packed weights (`pack` or `pack_int8`), each with its bias.
+        heads: H; each has inner / heads channels.
+        scale: of the scores.
+        eps: of the LayerNorm before qkv; negative: none, or x is normalised already.
     """
     x = total if x is None else x.contiguous()
     images, tokens, dim = x.shape
     check_total(total, x.shape)
     check_heads(inner, heads, mixing)
+    # Every shape is checked here: the kernel trusts its arguments and would read beyond a tensor.
     int8 = check_same_type([check_linear(qkv, qkv_bias, dim, 3 * inner), check_linear(proj, proj_bias, inner, dim)])
     mixes = whole_mixing(*mixing) if mixing else (None,) * 3
     shape, weights = (images, tokens, dim, heads, inner), (qkv.data_ptr(), qkv_bias, proj.data_ptr(), proj_bias)
@@ -131,6 +143,7 @@ def _attend(
     images, heads, queries, width = q.shape
     # written with heads innermost, so that joining them is a view
     out = q.new_empty((images, queries, heads, width))
+    # Batch, head and token strides; that of the channels is 1.
     strides = tuple(s for x in (q, k, v, out.transpose(1, 2)) for s in x.stride()[:3])
     shape = (images, heads, queries, k.shape[2], width)
     call("attention", q, k, v, out, shape, strides, before, after, shift, scale, int8)

@@ -41,6 +41,7 @@ def _convolved(x: Tensor, stages: list[int]) -> list[tuple[int, int, int]]:
     for outputs, side, step, padding in zip(*(stages[i::4] for i in range(4)), strict=True):
         if min(height, width) + 2 * padding < side:
             raise ValueError(f"a map of {height} x {width} has no window of {side} x {side}")
+        # The size of a convolution's output, as in torch.
         height, width = ((length + 2 * padding - side) // step + 1 for length in (height, width))
         maps.append((height, width, outputs))
     return maps
@@ -59,6 +60,7 @@ def stem(x: Tensor, weights: Tensor, stages: list[int], int8: bool) -> Tensor:
     x = x.contiguous()
     images, _, _, channels = x.shape
     maps = _convolved(x, stages)
+    # Each convolution reads the outputs of the one before it; `stages` has four numbers for each.
     inputs = [channels, *stages[:-4:4]]
     parts = [(side * side * of, outputs) for of, outputs, side in zip(inputs, stages[::4], stages[1::4], strict=True)]
     check_blocks(weights[None], parts, int8)
@@ -98,6 +100,7 @@ def attention_blocks_(
     images, tokens, dim = x.shape
     check_total(x, x.shape)
     check_heads(inner, heads, [])
+    # Rounded up to whole groups of MIX heads.
     whole = heads + -heads % MIX
     mixing = [(whole * heads,), (heads * heads,), (whole,)] if mixed else []
     check_blocks(weights, [(dim, 3 * inner), (inner, dim), *mixing, (dim, hidden), (hidden, dim)], int8)

@@ -17,12 +17,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 HERE = Path(__file__).parent
+# No -march=native: the libraries may be compiled on one machine and used on another. No -ffast-math: NaN must stay NaN.
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math")
 AVX2 = ("-mavx2", "-mfma")
 AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
 
 
 class Library(NamedTuple):
+    """A source file and the compiler flags of one instruction set."""
+
     source: str
     flags: tuple[str, ...]
 
@@ -37,17 +40,22 @@ LIBRARIES = {
 
 @cache
 def _digest() -> str:
-    """Of the sources: a library that was compiled from others has another name, and is not found."""
+    """A digest of the sources, which is a part of the file name: libraries of other sources are not found."""
     sources = sorted(path for path in HERE.iterdir() if path.suffix in (".cpp", ".h"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in (*sources, Path(__file__)))).hexdigest()[:12]
 
 
 def library_file(name: str, folder: Path = HERE) -> Path:
+    """The file of a library, for the sources as they are now; it need not exist."""
     return folder / f"{name}-{_digest()}.so"
 
 
 def build(folder: Path = HERE) -> str:
-    """Put the libraries into `folder`, and leave no older ones there; a sentence that says what came of it."""
+    """Put the libraries into `folder`, and leave no older ones there; a sentence that says what came of it.
+
+    Args:
+        folder: where the .so files are put; by default beside the sources.
+    """
     sentence, built = _build(folder)
     for name in LIBRARIES:
         for old in set(folder.glob(f"{name}-*.so")).difference(built):
@@ -56,7 +64,7 @@ def build(folder: Path = HERE) -> str:
 
 
 def _build(folder: Path) -> tuple[str, list[Path]]:
-    """The sentence and the files; one that is in use is replaced whole."""
+    """Compile all libraries. Returns a sentence about the result, and the files; none if one failed."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         here = f"{sys.platform} on {platform.machine()}"
         return f"The C++ kernels are for Linux on x86-64, not {here}: torch and Pillow do the work.", []
@@ -74,7 +82,8 @@ def _build(folder: Path) -> tuple[str, list[Path]]:
 
 
 def _compile(compiler: list[str], library: Library, out: Path) -> str | None:
-    """Why it could not be done; None when it was."""
+    """Compile one library into `out`. Returns the reason if that fails, else None."""
+    # Compiled under a name of its own, then renamed: a process that has the old library loaded keeps it.
     fresh = out.with_suffix(f".{os.getpid()}")
     command = [*compiler, *FLAGS, *library.flags, str(HERE / library.source), "-o", str(fresh)]
     try:

@@ -61,7 +61,12 @@ def library() -> ctypes.CDLL:
 
 
 def call(name: str, *arguments: Any) -> None:
-    """Call a kernel with tensors, sizes (a tuple becomes an array) and numbers, on as many threads as torch has."""
+    """Call a kernel with tensors, sizes (a tuple becomes an array) and numbers, on as many threads as torch has.
+
+    Args:
+        name: of SIGNATURES, without the prefix patchloom_.
+        arguments: None becomes a null pointer.
+    """
     # `kept` holds the arrays while the kernel reads them
     kept = [(ctypes.c_int64 * len(a))(*a) if isinstance(a, tuple) else a for a in arguments]
     raw = [address(a) if isinstance(a, Tensor) else a for a in kept]

@@ -1,4 +1,4 @@
-"""What an operator refuses before a kernel, which checks nothing, reads memory: shapes, strides, types.
+"""Checks of shapes, strides and types before a kernel is called: the kernels themselves check nothing.
 
 All raise ValueError: a user meets these only by calling torch.ops.patchloom directly.
 """
@@ -15,8 +15,13 @@ from patchloom.kernels.packing import GROUP, panel
 
 
 def check_linear(weight: Tensor, bias: Tensor, inputs: int, outputs: int) -> bool:
-    """Whether the packed weights of a Linear (see `pack`, `pack_int8`) are int8. Refuses those of another shape."""
+    """Whether the packed weights of a Linear (see `pack`, `pack_int8`) are int8. Refuses those of another shape.
+
+    Raises:
+        ValueError: weights or bias of another shape, type, device or layout, such as those packed on another processor.
+    """
     width, int8 = panel(), weight.dtype == torch.int8
+    # Outputs in whole panels, rounded up; int8 also reads inputs in whole groups.
     panels = -(-outputs // width)
     shape = (panels, -(-inputs // GROUP) * GROUP // 4, width, 4) if int8 else (panels, inputs, width)
     fitting = weight.shape == shape and bias.shape == ((panels, 3, width) if int8 else (panels, width))

@@ -36,6 +36,7 @@ def why_not(name: str) -> str | None:
             "where there is a C++ compiler."
         )
     try:
+        # Loading it shows what a check of the file cannot: a missing OpenMP library, for instance.
         ctypes.CDLL(str(library_file(name)))
     except OSError as error:
         return f"The C++ kernels cannot be loaded ({error})."
@@ -46,6 +47,7 @@ def open_library(name: str, signatures: Mapping[str, str]) -> ctypes.CDLL:
     """A library whose functions, patchloom_NAME, take what `signatures` say: p a pointer, n int64, f float, i int."""
     loaded = ctypes.CDLL(str(library_file(name)))
     for function, arguments in signatures.items():
+        # Without argtypes ctypes would pass every number as a C int and cut 64-bit sizes and pointers.
         getattr(loaded, f"patchloom_{function}").argtypes = [_KINDS[kind] for kind in arguments]
         getattr(loaded, f"patchloom_{function}").restype = None
     return loaded

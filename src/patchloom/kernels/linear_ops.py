@@ -15,12 +15,18 @@ from patchloom.kernels.packing import panel
     lambda x, *others: x.new_empty((*x.shape[:-1], others[2])),
 )
 def linear(x: Tensor, weight: Tensor, bias: Tensor, outputs: int, eps: float, activate: bool) -> Tensor:
-    """(..., D) -> (..., outputs): a Linear, of x normalised when eps >= 0, through a GELU when `activate`."""
+    """(..., D) -> (..., outputs): a Linear, of x normalised when eps >= 0, through a GELU when `activate`.
+
+    Args:
+        weight, bias: of `pack` or `pack_int8`; `outputs` is the number without padding.
+        eps: of a LayerNorm without weights, whose weights are folded into the Linear; negative for none.
+    """
     x = x.contiguous()
     out = x.new_empty((*x.shape[:-1], outputs))
     inputs = x.shape[-1]
     int8 = check_linear(weight, bias, inputs, outputs)
     rows, panels = x.numel() // inputs, weight.data_ptr()
+    # The last flags: activate, add to the output, int8.
     call("linear", x, out, rows, panels, bias, inputs, outputs, eps, activate, False, int8)
     return out
 
@@ -36,6 +42,7 @@ def linear_(total: Tensor, x: Tensor, weight: Tensor, bias: Tensor, gate: Tensor
     if gate is None:
         call("linear", x, total, rows, weight.data_ptr(), bias, inputs, outputs, -1.0, False, True, int8)
     else:
+        # One gate per image applies to all of its tokens.
         gate, tokens, panels = gate.contiguous(), rows // max(len(x), 1), weight.data_ptr()
         check_dense("gates", gate, (len(x), inputs))
         call("gated_linear", x, gate, total, rows, tokens, panels, bias, inputs, outputs, int8)
@@ -70,6 +77,9 @@ def cross_patch_(x: Tensor, weight: Tensor, channels: Tensor, patches: Tensor) -
     """x (B, N, D) += ResMLP's mixing: scale * (weight @ x) + rows * across + shift * gain.
 
     `channels` (3, D) has scale, across and gain, each padded to a panel; `patches` (2, N) has rows and shift.
+
+    Args:
+        weight: (N, N), not packed: row i has the weights of the patches that patch i reads.
     """
     _, tokens, dim = x.shape
     check_total(x, x.shape)

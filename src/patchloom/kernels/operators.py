@@ -15,9 +15,14 @@ def operator(schema: str, meta: Callable[..., Any]) -> Callable[[Callable[..., A
     """Register a function as torch.ops.patchloom.NAME, with `meta` for shapes alone.
 
     A name that ends in `_` is for an operator that adds to its first argument, which its schema marks by (a!).
+
+    Args:
+        schema: in torch's language; "(a!)" marks what is written to.
+        meta: the same arguments -> empty tensors of the output's shapes.
     """
     name = schema.split("(")[0]
     _operators.define(schema)
+    # For torch's meta device and for compilers, which need shapes without values.
     _operators.impl(name, meta, "Meta")
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -24,6 +24,10 @@ def pack(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """A Linear's weights (outputs, inputs) as panels (outputs / panel, inputs, panel), and its bias as (.., panel).
 
     A kernel then reads the weights of all inputs of a panel from consecutive memory.
+
+    Args:
+        weight: (outputs, inputs), float32 on the CPU.
+        bias: (outputs,).
     """
     return in_panels(weight).transpose(1, 2).contiguous(), in_panels(bias)
 
@@ -37,7 +41,9 @@ def pack_int8(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     if bias.shape != (outputs,):
         raise ValueError(f"a bias {tuple(bias.shape)} is not that of {outputs} outputs")
     panels = -(-outputs // panel())
+    # Uninitialised: the kernel writes every byte, padding included.
     levels = torch.empty((panels, -(-inputs // GROUP) * GROUP // 4, panel(), 4), dtype=torch.int8)
+    # Scale and sum are filled in by the kernel; only the bias is known here.
     terms = torch.stack([torch.zeros_like(in_panels(bias))] * 2 + [in_panels(bias)], dim=1)
     calls.call("pack_bytes", weight.contiguous(), inputs, outputs, levels.data_ptr(), terms)
     return levels, terms
@@ -54,7 +60,10 @@ def padded(vector: Tensor) -> Tensor:
 
 
 def joined(parts: Iterable[Tensor]) -> Tensor:
-    """The bytes of a block's weights one after another, each tensor from a multiple of 64, a cache line, on."""
+    """The bytes of a block's weights one after another, each tensor from a multiple of 64, a cache line, on.
+
+    One tensor for a whole block: the kernel gets one address, and reads consecutive memory.
+    """
     rows = [part.detach().contiguous().view(-1).view(torch.uint8) for part in parts]
     return torch.cat([F.pad(row, (0, -len(row) % 64)) for row in rows])
 

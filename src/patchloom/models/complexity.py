@@ -45,6 +45,7 @@ def complexity(model: nn.Module | Config | str, img_size: ImageSize | None = Non
     """The cost of a model, a config or a name, for one image of `img_size` (the model's own by default)."""
     config: Any = find_config(model) if isinstance(model, str) else model
     if not isinstance(config, Config):
+        # A network's own config, so that a changed head or image size is counted.
         config = unwrapped(model).config
     if img_size is not None:
         config = config.replace(img_size=as_size(img_size))
@@ -54,6 +55,7 @@ def complexity(model: nn.Module | Config | str, img_size: ImageSize | None = Non
 def _vit(config: VitConfig) -> Complexity:
     dim, hidden, prefix = config.dim, int(config.dim * config.mlp_ratio), config.prefix_tokens
     fixup = 2 if config.scale_form == "published" else 1
+    # Parameters of each residual scale: one per channel for LayerScale, one scalar for the others.
     scale = {"layerscale": dim, "epsilon": 1, "rezero": 1, "skipinit": 1, "fixup": fixup}.get(config.scale, 0)
     scale += config.scale_scalar
     post = config.norm_position == "post"
@@ -68,9 +70,11 @@ def _vit(config: VitConfig) -> Complexity:
     patches, joined = config.patches, config.depth
     if config.aggregation == "class_token":
         joined = config.class_token_at
+    # Blocks before `joined` see the patches only, those from it on the prefix tokens too.
     trunk = joined * block(patches) + (config.depth - joined) * block(patches + prefix)
     pool = Complexity()
     if config.aggregation == "class_attention":
+        # Class-attention has queries for the prefix tokens only, so its cost is linear in the patches.
         keys = patches + prefix * config.class_in_keys
         scales = vector(scale if config.class_scale else 0)
         attention = class_attention(dim, config.heads, prefix, keys)
@@ -96,6 +100,7 @@ def _resmlp(config: ResmlpConfig) -> Complexity:
     trunk = config.depth * (mixing + around + ffn(dim, feed, patches))
     pool = Complexity()
     if config.aggregation == "class_mlp":
+        # The mixing row reads the class token and all patches, and has one output.
         pool = vector(dim) + config.class_depth * (linear(1 + patches, 1, dim) + ffn(dim, feed) + 2 * around)
     positions = vector(patches * dim if config.positions == "patches" else 0)
     return _stem(config) + positions + trunk + pool + vector(2 * dim) + _head(config)

@@ -35,8 +35,10 @@ class BaseConfig:
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))
         for field in dataclasses.fields(self):
+            # Configs are compared and written as JSON: np.int64(12) would not be serialisable.
             value = plain_number(getattr(self, field.name))
             check_value(self.name, field, value, hints[field.name])
+            # The class is frozen, hence object.__setattr__.
             object.__setattr__(self, field.name, value)
 
     def replace(self, **options: Any) -> Self:
@@ -56,6 +58,7 @@ class BaseConfig:
                 )
 
     def to_json(self) -> dict[str, Any]:
+        """The options as plain JSON with the architecture; `config_from_json` is the inverse."""
         return {"architecture": self.architecture, **dataclasses.asdict(self)}
 
 
@@ -149,6 +152,7 @@ def plain_number(value: Any) -> Any:
 
 
 def check_value(model: str, field: dataclasses.Field[Any], value: Any, hint: Any) -> None:
+    """Raise PatchloomError if a value does not fit the type hint or the bounds of its field."""
     least, most = field.metadata.get("least", 1), field.metadata.get("most", _MOST.get(field.name, math.inf))
     if not _fits(value, hint) or (hint is int and not least <= value <= most):
         bound = f" from {least} to {most}" if most < math.inf else f" of at least {least}"
@@ -165,6 +169,7 @@ def _fits(value: Any, hint: Any) -> bool:
     if origin is tuple:
         return isinstance(value, tuple)
     if hint is int:
+        # bool is a subclass of int, but depth=True is a mistake.
         return isinstance(value, int) and not isinstance(value, bool)
     if hint is float:
         return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -67,6 +67,7 @@ class ForeignConfig(Config):
     options: tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
+        # Sorted, so that configs with the same options are equal whatever their order.
         given = ((key, _frozen(value)) for key, value in dict(self.options).items())
         object.__setattr__(self, "options", tuple(sorted(given)))
         for option, value in self.options:
@@ -158,11 +159,13 @@ class ForeignNetwork(Network):
         return [_from_map(found[i]) for i in chosen]
 
     def _as_features(self, out: Any, images: Tensor) -> Features:
+        # A map of a convolutional network; Swin and some others have channels last.
         if isinstance(out, Tensor) and out.ndim == 4:
             return _from_map(out.permute(0, 3, 1, 2) if _channels_last(self.network) else out)
         patch = _patch_size(self.network)
         if isinstance(out, Tensor) and out.ndim == 3 and patch is not None:
             height, width = images.shape[2] // patch[0], images.shape[3] // patch[1]
+            # Tokens that are not patches: class, distillation and register tokens come first.
             prefix = out.shape[1] - height * width
             if prefix >= 0 and prefix == getattr(self.network, "num_prefix_tokens", prefix):
                 return Features(out, TokenLayout(prefix, height, width))
@@ -174,6 +177,7 @@ class ForeignNetwork(Network):
         self.config = self.config.replace(num_classes=num_classes)
         self.class_names = None
         self.network.reset_classifier(num_classes)
+        # A new classifier is made on the CPU in float32; the network may be elsewhere.
         self.network.to(old)
 
     def set_image_size(self, size: tuple[int, int]) -> None:

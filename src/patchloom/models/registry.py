@@ -27,6 +27,8 @@ class Paper:
 
 @dataclass(frozen=True)
 class Entry:
+    """A listed model: its config, and where it is printed."""
+
     config: Config
     paper: Paper
 
@@ -97,6 +99,7 @@ def config_from_json(values: Any) -> Config:
     config = _BUILDERS[architecture][0]
     if config.kind == "image":
         values["img_size"] = as_size(values.get("img_size"))
+    # From the defaults, so that unknown and missing options are treated alike: refused, or left at their default.
     return config().replace(**values)
 
 
@@ -118,6 +121,7 @@ def create_model(
     config = find_config(name)
     if img_size is not None:
         options["img_size"] = as_size(img_size)
+    # For networks of text the defaults stand for "not given"; anything else reaches `replace`, which refuses it.
     own = {"num_classes": (num_classes, 1000), "in_chans": (in_chans, 3)}
     for option, (value, default) in own.items():
         if config.kind == "image" or value != default:

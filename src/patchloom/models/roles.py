@@ -30,6 +30,7 @@ def parameter_roles(module: nn.Module) -> dict[str, str]:
     Raises PatchloomError for what is not a module.
     """
     _check_module(module)
+    # By identity: one module may have several names.
     heads = {id(head) for head in _classifiers(module)}
     return {name: _role(module, name.split("."), heads) for name, _ in module.named_parameters()}
 
@@ -40,6 +41,7 @@ def _check_module(module: object) -> None:
 
 
 def _role(module: nn.Module, path: list[str], heads: set[int]) -> str:
+    # From the outside to the inside: the first declaration that is met counts.
     for step in path:
         if id(module) in heads:
             return "head"
@@ -79,6 +81,7 @@ def _classifiers(module: nn.Module) -> Iterator[nn.Module]:
 def _only_child(module: nn.Module) -> nn.Module | None:
     """The module inside a wrapper: what torch.compile, data-parallel training and weight averaging return."""
     children = [child for child in module.children() if next(child.parameters(), None) is not None]
+    # A wrapper has nothing of its own, neither parameters nor a second child.
     alone = len(children) == 1 and next(module.parameters(recurse=False), None) is None
     return children[0] if alone and not hasattr(module, "get_classifier") else None
 
@@ -97,6 +100,7 @@ def layer_depths(module: nn.Module) -> dict[str, int]:
     if isinstance(module, nn.ModuleDict):
         parts = {name: layer_depths(part) for name, part in module.items()}
         last = max((max(depths.values(), default=0) for depths in parts.values()), default=0)
+        # Aligned at the end, since the last layer of each module keeps the full learning rate.
         shifts = {name: last - max(depths.values(), default=0) for name, depths in parts.items()}
         every = {f"{name}.{key}": depth + shifts[name] for name, part in parts.items() for key, depth in part.items()}
         return {name: every[name] for name, _ in module.named_parameters()}

@@ -68,6 +68,7 @@ def apply_changes(recipe: Recipe, changes: Mapping[str, Any], model: Config | No
     sources = {name: f"{_SET}; {recipe.name} has {getattr(recipe, name)}" for name in named}
     changed = dataclasses.replace(changed, sources={**recipe.sources, **sources})
     for name, (value, source) in _consequences(recipe, changed, model).items():
+        # What the user set is never overruled by a consequence.
         if name not in named and value != getattr(changed, name):
             notes.append(f"{name} {value_text(value)}: {source}.")
             changed = cite(changed, **{name: (value, source)})
@@ -82,11 +83,13 @@ def _consequences(recipe: Recipe, changed: Recipe, model: Config | None) -> dict
     """Fields that follow from changed ones, each with its new value and the reason."""
     found: dict[str, Cited] = {}
     if recipe.lr_scaling == "linear" and changed.batch_size != recipe.batch_size:
+        # The linear scaling rule (Goyal et al.): twice the batch, twice the rate.
         lr = recipe.lr * changed.batch_size / recipe.batch_size
         found["lr"] = lr, f"{recipe.lr:.3g} at batch {recipe.batch_size}, scaled with the batch"
     if changed.epochs != recipe.epochs and changed.steps is not None and changed.steps == recipe.steps:
         found["steps"] = None, f"the run has epochs={changed.epochs} instead"
     if changed.warmup_epochs >= changed.epochs:
+        # A run that is shorter than its warm-up would never reach its learning rate.
         share = changed.epochs * recipe.warmup_epochs / max(recipe.epochs, 1)
         found["warmup_epochs"] = (
             share,
@@ -120,6 +123,7 @@ def _parse(key: str, text: str, hint: Any) -> Any:
     if origin is Literal:
         return text
     if origin in (Union, UnionType):
+        # `float | None` is parsed as a float, once "none" has been tried.
         hint, *_ = (choice for choice in get_args(hint) if choice is not type(None))
         named = get_origin(hint) is Literal and text in get_args(hint)  # scale=none is a scale, not a missing value
         if text.lower() in ("none", "null") and not named:
@@ -158,4 +162,5 @@ def _guess(text: str) -> Any:
         value = parse_json(word)
     except ValueError:
         return word
+    # Configs are hashable, so they hold tuples.
     return tuple(value) if isinstance(value, list) else value

@@ -13,6 +13,7 @@ from patchloom.tasks.spec import RunConfig
 
 def settings_of(config: RunConfig) -> dict[str, Any]:
     """One flat object: the task with its config, then the fields of the recipe."""
+    # "name" alone would not say whether it is the model's, the recipe's or the run's.
     recipe = {f"recipe_{key}" if key == "name" else key: value for key, value in config.recipe.to_json().items()}
     return {"task": config.task.label, **config.task.to_json(), **recipe}
 
@@ -22,6 +23,7 @@ def config_from_settings(values: Mapping[str, Any]) -> RunConfig:
     signs of a damaged file."""
     spec = find_task(values["task"])
     current = spec.upgrade(values)
+    # The settings are flat: fields of the recipe are told from those of the task by their names.
     known = {*setting_types(spec.options), "summary", "sources"}
     fields = {key: value for key, value in current.items() if key in known}
     recipe = Recipe.of(spec.options, name=values["recipe_name"], **fields)

@@ -16,6 +16,7 @@ from patchloom.errors import PatchloomError
 @contextmanager
 def free_folder(data: str | PathLike[str], root: Path = Path("runs")) -> Iterator[Path]:
     """A new folder for a run, named after its data. One that stays empty is removed again."""
+    # Letters of any script, digits, dots and dashes stay; anything else could be special to a shell.
     name = re.sub(r"[^\w.-]+", "-", Path(os.fspath(data)).absolute().stem).strip("-.") or "run"
     try:
         folder = _made(root, name)
@@ -25,6 +26,7 @@ def free_folder(data: str | PathLike[str], root: Path = Path("runs")) -> Iterato
         yield folder
     finally:
         with suppress(OSError):
+            # Refused before it began, by a wrong setting for instance.
             if set(os.listdir(folder)) <= {".lock"}:
                 shutil.rmtree(folder)
 
@@ -35,6 +37,7 @@ def _made(root: Path, name: str) -> Path:
     while True:
         folder = root / (name if number == 1 else f"{name}-{number}")
         try:
+            # mkdir fails if the folder exists, in one system call: two runs that start at once get two folders.
             folder.mkdir(parents=True)
             return folder
         except FileExistsError:

@@ -17,6 +17,7 @@ def task_of(model: Any) -> str:
     """The name of the task of a run folder, an export or a file in one of them; of anything else, the default."""
     if isinstance(model, str | os.PathLike) and str(model):
         place = Path(model)
+        # A file in export/ or checkpoints/ has its run two levels above.
         for folder in (place, *place.parents[:2]) if place.exists() else ():  # not for published names
             if label := _label_in(folder):
                 return find_task(label).name
@@ -25,6 +26,7 @@ def task_of(model: Any) -> str:
 
 def _label_in(folder: Path) -> str | None:
     """The task that a folder's files name."""
+    # A folder that cannot be read names no task: loading the model will say what is wrong with it.
     with suppress(PatchloomError, OSError, ValueError, KeyError):
         if (folder / "model.json").is_file():
             described = read_json(folder / "model.json")

@@ -37,8 +37,21 @@ def launch(
     device: Device = "auto",
     callbacks: Sequence[Callback] = (),
 ) -> Run:
-    """Begin a run in the folder `out`, and train to its end."""
+    """Begin a run in the folder `out`, and train to its end.
+
+    Args:
+        config: of a plan function, such as `plan_training`.
+        strict: unreadable files are an error instead of being left out.
+        log: "wandb" for a copy of the log there.
+        callbacks: called after steps and evaluations, in the main process.
+
+    Raises:
+        PatchloomError: the folder is taken, or the task refuses its data or settings.
+        InterruptedWork: a signal ended the run; it can be resumed.
+    """
     processes, console = join_processes(device), console or Console()
+    # torchrun repeats the whole command after a failure: what was begun is then resumed. The main process looks, since
+    # a shared folder may show files late to others.
     if restarted(processes) and processes.gather((Path(out) / "recipe.yaml").exists())[0]:
         return resume(out, console, device=device, callbacks=callbacks)
     console.quiet = console.quiet or not processes.is_main_process
@@ -70,7 +83,12 @@ def resume(
     device: Device = "auto",
     callbacks: Sequence[Callback] = (),
 ) -> Run:
-    """Continue a run from its last checkpoint, exactly; with `more_epochs`, beyond its end."""
+    """Continue a run from its last checkpoint, exactly; with `more_epochs`, beyond its end.
+
+    Raises:
+        PatchloomError: recipe.yaml was edited, data or teachers have changed, or every checkpoint is damaged.
+        InterruptedWork: a signal ended the run again.
+    """
     run = Run.open(Path(folder))
     processes, console = join_processes(device), console or Console()
     console.quiet = console.quiet or not processes.is_main_process
@@ -90,6 +108,7 @@ def continue_task(run: Run, loop: Loop, settings: Mapping[str, Any], extended: b
     """Restore the last checkpoint and train on; `settings` replace those of recipe.yaml once it is known to fit."""
     processes, console = loop.processes, loop.console
     with run.locked() if processes.is_main_process else nullcontext():
+        # The checkpoint's own versions win; environment.json stands in before the first checkpoint.
         identity = {"packages": run.environment().get("packages")} | _restore(run, loop)
         _report_versions(identity["packages"] or {}, console)
         run.settings |= settings
@@ -102,6 +121,7 @@ def continue_task(run: Run, loop: Loop, settings: Mapping[str, Any], extended: b
             console.say(f"{run.folder} is already finished ({loop.recipe.duration}). Nothing was changed.{more}")
             run.checkpoints.release()
             return run
+        # Only now, after the checkpoint has been found to fit: a refused extension must leave no trace.
         if extended and processes.is_main_process:
             run.extend(loop.recipe.epochs)
         return _train(run, loop)
@@ -133,7 +153,7 @@ def _extended(config: RunConfig, more: int, console: Console) -> RunConfig:
 
 
 def check_free(place: str | PathLike[str]) -> None:
-    """Refuse a folder before hours of reading that would be refused after them."""
+    """Refuse a folder that holds a run or cannot be written to; called before any long work."""
     if not os.fspath(place):
         raise PatchloomError("--out is empty. Give the name of a folder for the run.")
     out = Path(place)
@@ -142,6 +162,7 @@ def check_free(place: str | PathLike[str]) -> None:
             f"{out} holds a run already: `patchloom resume {quote(str(out))}` continues it, or give another "
             "folder for this run."
         )
+    # The nearest parent that exists decides whether the folder can be made.
     existing = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         raise PatchloomError(f"{out} cannot be written: {existing} is not a folder that this user may write to.")
@@ -177,8 +198,9 @@ def _fit_and_finish(run: Run, loop: Loop) -> None:
 
 
 def _restore(run: Run, loop: Loop) -> dict[str, Any]:
-    """The main process looks for the last whole checkpoint; all take that one. What it remembers of its run."""
+    """Restore the last whole checkpoint, which the main process finds for all. Returns what it records of its run."""
     processes = loop.processes
+    # An error of one process alone would leave the others waiting: it is sent to all, and all raise it.
     path, problem = processes.gather(_newest(run, loop.console) if processes.is_main_process else None)[0]
     if problem is not None:
         raise PatchloomError(problem)
@@ -186,6 +208,7 @@ def _restore(run: Run, loop: Loop) -> dict[str, Any]:
         if (run.folder / "log.jsonl").exists():
             loop.console.say(f"{run.folder} has no checkpoint: the run begins at its start.")
         return {}
+    # Each process reads the file itself; on several machines the folder may not be shared.
     if not path.exists():
         raise PatchloomError(f"Process {processes.rank} does not see {path}: is the folder shared by all of them?")
     state = _read_fitting(path, run, loop)

@@ -1,4 +1,4 @@
-"""What runs there are, how far each came, and how good it is."""
+"""The list of runs: status, progress and metrics of each."""
 
 from __future__ import annotations
 
@@ -69,6 +69,7 @@ class RunInfo:
         if self.metric is None:
             return None
         sign = 1 if self.metric != "train_loss" and self.task_metric.higher_is_better else -1
+        # max gives the first of equal ones.
         return max(self.curve(self.metric), key=lambda point: sign * point[1], default=None)
 
     @property
@@ -108,7 +109,11 @@ class RunInfo:
 
 
 def list_runs(places: Iterable[str | PathLike[str]]) -> list[RunInfo]:
-    """The runs in these folders and below them, each once, in the order of their names."""
+    """The runs in these folders and below them, each once, in the order of their names.
+
+    Raises:
+        PatchloomError: a place is not a folder. Damaged runs are listed as such.
+    """
     found: dict[Path, RunInfo] = {}
     for place in places:
         if not os.fspath(place) or not Path(place).is_dir():
@@ -123,6 +128,7 @@ def _run_folders(place: Path) -> Iterator[Path]:
     """Links to folders are not followed, so that the search ends."""
     for name, folders, files in os.walk(place):
         is_run = any(file in files for file in _FILES)
+        # Changing the list in place tells os.walk where not to go.
         folders[:] = sorted(f for f in folders if not f.startswith(".") and not (is_run and f in _INSIDE))
         if is_run:
             yield Path(name)
@@ -131,6 +137,7 @@ def _run_folders(place: Path) -> Iterator[Path]:
 def read_run(folder: Path) -> RunInfo:
     """The run in a folder, whatever its state."""
     info = RunInfo(folder)
+    # Asked first: if nobody trains here, the files read below do not change any more.
     running = is_running(folder)
     try:
         run = Run.open(folder)
@@ -170,10 +177,12 @@ def _metric_names(metric: Metric) -> tuple[str, ...]:
 def is_running(folder: Path) -> bool:
     """Whether a process trains in the folder: it holds the lock, which goes with it however it ends."""
     try:
+        # Never created here: looking at runs must not write. No links or FIFOs: other users may own the folder.
         lock = os.open(folder / ".lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return False
     try:
+        # A shared lock for a moment: two people may list runs at once without taking each other for a trainer.
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return False
     except BlockingIOError:
@@ -224,6 +233,7 @@ def write_csv(runs: Sequence[RunInfo], path: Path) -> None:
 
 
 def changes_text(changes: dict[str, Any] | None) -> str:
+    """The changes as the words that `patchloom train` takes."""
     return " ".join(f"{name}={_word(value)}" for name, value in (changes or {}).items())
 
 
@@ -233,6 +243,7 @@ def _word(value: Any) -> str:
 
 
 def write_file(path: Path, text: str) -> None:
+    """`write_text` with the project's own error."""
     try:
         write_text(path, text)
     except OSError as error:

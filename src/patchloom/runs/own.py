@@ -47,6 +47,10 @@ def fit(
         recipe: The name of a recipe or a Recipe: duration, optimizer, schedule, precision.
         callbacks: `patchloom.Callback` objects, called after steps and evaluations.
         changes: Fields of the recipe (epochs=10).
+
+    Raises:
+        PatchloomError: not a task, unknown settings, or the folder holds another run.
+        InterruptedWork: a signal ended the run; the same script continues it.
     """
     if not isinstance(task, Task):
         raise PatchloomError(f"fit trains a patchloom.Task, not {type(task).__name__}.")
@@ -66,6 +70,7 @@ def earlier_environment(out: str | PathLike[str]) -> dict[str, Any] | None:
 
 
 def has_checkpoint(out: str | PathLike[str]) -> bool:
+    """Whether the run in a folder has saved anything yet."""
     return bool(kept_checkpoints(Path(out) / "checkpoints"))
 
 
@@ -82,6 +87,7 @@ def run_task(
     """Begin or continue the run of a task in the folder `out`; `config` is what recipe.yaml holds of it."""
     console.quiet = console.quiet or not processes.is_main_process
     check_log(log)
+    # Before the loop asks for batches: shares depend on it.
     task.processes = processes
     spec = task_from_python()
     config = config or spec.config_from_json({"data": "own data", "model": {"name": type(task).__name__}})
@@ -94,8 +100,10 @@ def run_task(
     run = Run.open(Path(out))
     if run.settings.get("task") != config.label:
         raise PatchloomError(f"{run.folder} holds another run: give another folder for this one.")
+    # A script can be edited between two starts: the same bytes are only possible with the same settings.
     if edited := run.differences(settings):
         raise PatchloomError(f"{run.folder} holds a run with other settings: {'; '.join(edited)}. Give another folder.")
+    # Of an own dataset only lengths and class names are compared: see `OwnSource.fingerprint`.
     if run.environment()["data"] != task.environment()["data"]:
         raise PatchloomError(f"The data has changed since {run.folder} began: exact resuming needs the same.")
     run.continuation = _CONTINUE

@@ -20,6 +20,7 @@ Series = list[tuple[str, list[tuple[int, float]]]]  # colour, and (epoch, value)
 
 def write_page(runs: Sequence[RunInfo], path: Path) -> None:
     """An HTML file with a chart per metric, a line per run, and all runs in a table."""
+    # The golden ratio (0.618) spreads hues evenly for any number of runs.
     colours = [f"hsl({round(360 * i * 0.618) % 360} 65% 45%)" for i in range(len(runs))]  # neighbours differ
     charts = []
     names = dict.fromkeys(name for run in runs if run.settings for name in find_task(run.settings["task"]).curves)
@@ -44,6 +45,7 @@ def _chart(title: str, lines: Series, names: list[str]) -> str:
     """One line per run; its name appears on hover."""
     values = [value for _, points in lines for _, value in points]
     low, high = min(values), max(values)
+    # A constant curve would divide by zero.
     high += (high == low) * (abs(high) or 1.0)
     last = max(epoch for _, points in lines for epoch, _ in points)
 

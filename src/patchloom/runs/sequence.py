@@ -35,7 +35,10 @@ def launch(
     console: Console | None = None,
     device: Device = "auto",
 ) -> Run:
-    """Both runs, one after the other."""
+    """Both runs, one after the other.
+
+    stages.json is written first, so that a kill at any moment can be resumed, by either stage.
+    """
     folder = Path(out)
     processes = join_processes(device)
     if restarted(processes) and processes.gather((folder / _FILE).exists())[0]:
@@ -69,8 +72,12 @@ def _begin(folder: Path, asked: dict[str, Any]) -> None:
 def resume(
     folder: str | PathLike[str], console: Console | None = None, more_epochs: int = 0, device: Device = "auto"
 ) -> Run:
-    """Continue one run, or two in sequence; `more_epochs` are added to the last one."""
+    """Continue one run, or two in sequence; `more_epochs` are added to the last one.
+
+    Whether the first run is finished is read from its export, which is written last.
+    """
     place, console = Path(folder), console or Console()
+    # recipe.yaml in RUN itself means that the second run has begun.
     if not (place / _FILE).exists() or (place / "recipe.yaml").exists():
         return single.resume(place, console, more_epochs, device)
     if more_epochs:

@@ -37,6 +37,7 @@ class Launch:
 
     def checkpoint(self, *_: Any) -> Any:
         """Called by submitit before a preemption or a timeout: queue again."""
+        # Called with the same object, so that `__call__` runs again and finds the run begun.
         return import_module("submitit").helpers.DelayedSubmission(self)
 
     def _now(self) -> list[str]:
@@ -46,6 +47,7 @@ class Launch:
         return ["resume", str(out)] if began else self.words
 
     def _rendezvous(self) -> list[str]:
+        """The words of torchrun that tell the nodes of this job where to meet."""
         nodes = os.environ.get("SLURM_JOB_NUM_NODES", "1")
         if nodes == "1":
             return ["--standalone", "--nproc-per-node", str(self.processes)]
@@ -55,6 +57,7 @@ class Launch:
             text=True,
             check=True,
         ).stdout.split()[0]
+        # The first node of the job's list is the meeting point of all; c10d needs no other server.
         endpoint = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{first}:29500"]
         return ["--nnodes", nodes, "--nproc-per-node", str(self.processes), *endpoint, "--max-restarts", "3"]
 
@@ -77,6 +80,7 @@ def submit(
     executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
     executor.update_parameters(name="patchloom", nodes=nodes, tasks_per_node=1, timeout_min=round(hours * 60))
     if cluster != "local":
+        # The signal comes 120 seconds before the limit: time for a last checkpoint.
         executor.update_parameters(slurm_gpus_per_node=processes, slurm_signal_delay_s=120)
         if partition:
             executor.update_parameters(slurm_partition=partition)

@@ -67,6 +67,7 @@ def make_app(service: Service) -> FastAPI:
         description="Classify images and see which regions drive a prediction.",
         swagger_ui_oauth2_redirect_url=None,
     )  # fmt: skip
+    # The guard is the outermost layer: it also sees requests to unknown paths, and errors of the application.
     app.add_middleware(Guard, settings=service.settings, metrics=service.metrics)
     _add_errors(app)
     _add_page(app)
@@ -106,6 +107,7 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        # One sentence is enough, and pydantic's own report repeats the input, which may be large.
         first = error.errors()[0]
         return error_response(422, f"Invalid parameter {first['loc'][-1]}: {first['msg']}.")
 
@@ -201,6 +203,7 @@ def _add_models(app: FastAPI, service: Service) -> None:
         summary="Reload all models without dropping requests (only if a token is set)",
     )
     async def reload() -> dict[str, Any]:
+        # Without a token anybody could make the server load models again and again.
         if service.settings.token is None:
             raise Refused(403, "Reloading over HTTP requires a server with a token. Send SIGHUP instead.")
         if not await reload_models(service):
@@ -243,9 +246,11 @@ def _add_work(app: FastAPI, service: Service) -> None:
     async def upload(request: Request, gate: Gate, work: Any, max_files: int = 1) -> dict[str, Any]:
         """Admit a request, read its files and run `work`, with timings; the gate counts bytes as they arrive."""
         begun = time.perf_counter()
+        # From the headers alone, before a byte of the body is read.
         check_announced(request, service.settings, max_files)
         with gate.admit() as place:
             files = await read_upload(request, service.settings, place.take, max_files)
+            # Bytes were counted as they arrived; images count once they are complete.
             place.take(0, len(files))
             read = time.perf_counter()
             response = await unless_gone(request, work(files=files, place=place))
@@ -285,6 +290,7 @@ def _add_work(app: FastAPI, service: Service) -> None:
     ) -> dict[str, Any]:
         found = service.find(model)
         names = None if maps is None else [name.strip() for name in maps.split(",")]
+        # Before the upload: a client should not send megabytes only to be refused.
         service.check_queue(faithfulness)
         work = partial(service.explain, found, maps=names, target=target, faithfulness=faithfulness)
         return await upload(request, service.explaining, work)
@@ -297,6 +303,7 @@ async def unless_gone(request: Request, work: Awaitable[dict[str, Any]]) -> dict
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
+    # The server notices a closed connection only by reading from it.
     working, watching = asyncio.ensure_future(work), asyncio.ensure_future(gone())
     try:
         await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
@@ -304,5 +311,6 @@ async def unless_gone(request: Request, work: Awaitable[dict[str, Any]]) -> dict
             raise Refused(400, "The client disconnected.")
         return working.result()
     finally:
+        # Cancelling the future removes its work from the queues, unless a thread has begun it.
         working.cancel()
         watching.cancel()

@@ -44,6 +44,11 @@ class Batcher:
 
     A batch starts as soon as the thread is free. It waits, for at most `max_wait` seconds, only while more images are
     expected, so that a single request is computed at once.
+
+    Args:
+        max_batch: images per forward pass.
+        max_wait: seconds.
+        observe: called with every result, for metrics; its errors are logged and ignored.
     """
 
     def __init__(
@@ -56,6 +61,7 @@ class Batcher:
         self._expected = 0
         self._closed = False
         self._changed = threading.Condition()
+        # One thread: the network itself uses all cores, and two batches at once would slow each other down.
         self._thread = threading.Thread(target=self._work, name="batcher", daemon=True)
         self._thread.start()
 
@@ -95,6 +101,7 @@ class Batcher:
 
     def _work(self) -> None:
         while jobs := self._next_batch():
+            # Marks the futures as running; those that were cancelled meanwhile (the client left) are dropped.
             live = [job for job in jobs if job.future.set_running_or_notify_cancel()]
             if live:
                 self._run(live)
@@ -106,10 +113,12 @@ class Batcher:
             if not self._jobs:
                 return []
             model = self._jobs[0].model
+            # Three ways to start: a full batch, no more images expected, or the time is over.
             self._changed.wait_for(lambda: self._is_full(model) or not self._expected, self.max_wait)
             taken: list[_Job] = []
             rest: deque[_Job] = deque()
             for job in self._jobs:
+                # Only images of one model fit into a batch; the others keep their order.
                 (taken if job.model is model and len(taken) < self.max_batch else rest).append(job)
             self._jobs = rest
             return taken

@@ -33,6 +33,7 @@ def connection_limit(wanted: int) -> int:
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return wanted
+    # /dev/fd lists the files that this process has open now.
     free = limit - len(os.listdir("/dev/fd")) - _SPARE_FILES
     if free < _FEWEST:
         raise PatchloomError(
@@ -59,6 +60,7 @@ class Connections:
     def make_room(self) -> bool:
         """Close an idle connection if the limit is reached; returns whether one more can be accepted."""
         if len(self.open) >= self.most and self.idle:
+            # Dictionaries keep the order of insertion: the first one has been idle longest.
             next(iter(self.idle)).end()
         return len(self.open) < self.most
 
@@ -75,6 +77,7 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if not self._all.make_room():
+            # A ready-made response: parsing the request first would cost what is scarce.
             transport.write(_REFUSAL)
             transport.close()
             return
@@ -105,6 +108,7 @@ class Connection(H11Protocol):
     def end(self) -> None:
         """Close at once, even with unsent data."""
         self._forget()
+        # close() would wait for the client to read what is unsent, which it may never do.
         self.transport.abort()
 
     def _update(self) -> None:
@@ -121,6 +125,7 @@ class Connection(H11Protocol):
         self._all.idle[self] = self.loop.call_later(self._all.idle_timeout, self._time_out)
 
     def _time_out(self) -> None:
+        # Less is unsent than when the timer started, so the client has read something.
         if 0 < self.transport.get_write_buffer_size() < self._unsent:
             self._wait()  # a slow client, but it is reading
         else:

@@ -34,7 +34,10 @@ _LINGER_BYTES, _LINGER_SECONDS = 1_000_000, 2
 
 
 class Guard:
-    """ASGI middleware around the whole application."""
+    """ASGI middleware around the whole application.
+
+    Checks come before the application, so that a refused request costs no reading and no parsing.
+    """
 
     def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
         self.app = app
@@ -54,16 +57,21 @@ class Guard:
             self.metrics.unanswered += 1
             raise
         except Exception:
+            # The details go to the log only: messages of exceptions may contain paths or data.
             _log.exception("Internal error in a %s request", scope["method"])
             if exchange.status is None:
                 await error_response(500, "Internal server error.")(scope, exchange.receive, exchange.send)
         finally:
+            # The route's pattern, not the path: clients could otherwise create any number of metrics.
             route = getattr(scope.get("route"), "path", "other")
+            # 499, as in nginx: the client left before it got a response.
             self.metrics.request(route, exchange.status or 499, time.perf_counter() - begun)
 
     def _refusal(self, scope: Scope, headers: Headers) -> JSONResponse | None:
+        # A page of another site can point its own name at 127.0.0.1 (DNS rebinding): only known names are served.
         if not self.settings.knows_host(host_name(headers.get("host", ""))):
             return error_response(400, "This server does not accept this host name. Allow it with --allow-host.")
+        # A browser sends simple forms across sites without asking: they could use up the server.
         if scope["method"] == "POST" and _is_cross_site(headers):
             return error_response(403, "Requests from pages of other sites are not allowed.")
         private = scope["path"].startswith("/api/") or scope["path"] in ("/metrics", "/version")
@@ -75,6 +83,7 @@ class Guard:
         if self.settings.token is None:
             return True
         kind, _, token = headers.get("authorization", "").partition(" ")
+        # In constant time, so that the time of a refusal says nothing about the token.
         same = hmac.compare_digest(token.strip().encode("latin-1", "replace"), self.settings.token.encode())
         return kind.lower() == "bearer" and same
 
@@ -115,6 +124,8 @@ class _Exchange:
         await self._send(message)
 
     async def _linger(self) -> None:
+        """Read and discard the rest of the body, at most a megabyte and two seconds of it."""
+
         async def read() -> None:
             total = 0
             while self._unread and total < _LINGER_BYTES:

@@ -55,6 +55,7 @@ def twin(network: Network) -> Network:
     """A copy of the modules that uses the tensors of `network` without copying them."""
     shared: dict[int, Tensor] = {}
     for parameter in network.parameters():
+        # New parameter objects on the same memory, since gradients and hooks belong to objects.
         shared[id(parameter)] = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
     for buffer in network.buffers():
         shared[id(buffer)] = buffer
@@ -74,6 +75,7 @@ class Hosting:
             )
         self.sources = list(sources)
         self.base, self.int8, self.device = base, int8, device
+        # Two reloads at once would hold three sets of models in memory.
         self._reloading = threading.Lock()
         self.models = self._load()
 
@@ -90,6 +92,7 @@ class Hosting:
     def reload(self) -> dict[str, HostedModel]:
         """Load all models again; if one fails, all old ones stay."""
         with self._reloading:
+            # One assignment, which is atomic in Python: a request sees all old models or all new ones.
             self.models = self._load()
             return self.models
 
@@ -100,6 +103,7 @@ class Hosting:
 
     def find(self, name: str | None) -> HostedModel:
         """The model of this name, or the default; raises PatchloomError if there is none."""
+        # Read once: a reload may exchange the dictionary between two lines.
         models = self.models
         if name is None:
             return self.default
@@ -120,6 +124,7 @@ def named(sources: Sequence[str]) -> dict[str, str]:
     names: dict[str, str] = {}
     for source in sources:
         prefix, equals, rest = source.partition("=")
+        # A path may contain "=": it is a name only if no such file exists.
         if equals and prefix and not Path(source).exists() and "/" not in prefix:
             name, source = prefix, rest
             if name in names:

@@ -63,6 +63,9 @@ def check_header(data: bytes, settings: Settings) -> float:
     """Refuse a file that is not an image of a known format or has too many pixels, without decoding it.
 
     Returns the cost of decoding, see `decoding_cost`.
+
+    Raises:
+        Refused: 413, 415 or 422, with the reason for the client.
     """
     if not data:
         raise Refused(422, "The file is empty.")
@@ -91,6 +94,7 @@ def check_header(data: bytes, settings: Settings) -> float:
 
 def decoding_cost(size: int, pixels: int = 0, scans: int = 1) -> float:
     """Estimated seconds to decode a file of `size` bytes; 0 if they are negligible."""
+    # Bytes are parsed, pixels are written once, and each scan of a progressive JPEG visits all of them again.
     seconds = size / _BYTES_PER_SECOND + pixels / _PIXELS_PER_SECOND + pixels * scans / _SCANNED_PER_SECOND
     return seconds if seconds > _CHEAP else 0.0
 
@@ -125,6 +129,7 @@ def count_scans(data: bytes) -> int:
 
 def _webp_size(data: bytes) -> tuple[int, int] | None:
     """Width and height from the header of a WEBP file (RFC 9649); None for other files."""
+    # RIFF, size, "WEBP", then the first chunk: VP8X (extended), VP8L (lossless) or VP8 (lossy).
     if data[:4] != b"RIFF" or data[8:12] != b"WEBP" or len(data) < 30:
         return None
     kind = data[12:16]
@@ -134,11 +139,16 @@ def _webp_size(data: bytes) -> tuple[int, int] | None:
         bits = int.from_bytes(data[21:25], "little")
         return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
     width, height = struct.unpack("<HH", data[26:30])
+    # 14 bits each; the two above are a scale that decoders ignore.
     return width & 0x3FFF, height & 0x3FFF
 
 
 def decode_upload(data: bytes, settings: Settings) -> Image.Image:
-    """Decode an image whose header was checked, to RGB and upright. Call it in a thread, not in the event loop."""
+    """Decode an image whose header was checked, to RGB and upright. Call it in a thread, not in the event loop.
+
+    Raises:
+        Refused: 422 if the image is damaged or takes longer than `decode_timeout`.
+    """
     deadline = _Deadline(settings.decode_timeout)
     try:
         return decode(data, "The upload", deadline.open)

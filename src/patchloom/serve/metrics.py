@@ -17,6 +17,7 @@ from prometheus_client import (
 from patchloom.serve.batcher import BatchResult
 from patchloom.serve.hosting import HostedModel
 
+# Upper bounds of the histogram's buckets, in seconds.
 _SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 _IMAGES = (1, 2, 4, 8, 16, 32, 64, 128)
 

@@ -1,4 +1,7 @@
-"""The page /docs, generated from the OpenAPI description: every route, its parameters and responses."""
+"""The page /docs, generated from the OpenAPI description: every route, its parameters and responses.
+
+Written by hand because FastAPI's own pages load scripts from a server on the internet.
+"""
 
 from __future__ import annotations
 
@@ -53,6 +56,7 @@ def reference_page(description: Schema) -> str:
         for path, methods in description["paths"].items()
         for method, route in methods.items()
     ]
+    # Objects without fields, such as unions, are described where they are used.
     schemas = {name: schema for name, schema in description["components"]["schemas"].items() if "properties" in schema}
     return _FRAME.format(
         title=escape(description["info"]["title"]),

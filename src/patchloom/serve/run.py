@@ -56,6 +56,7 @@ def _bound(settings: Settings) -> socket.socket:
     """Bind before the models are loaded, so that a port in use is reported at once."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
+    # A restart may bind at once, although connections of the process before are in TIME_WAIT.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((settings.host, settings.port))
@@ -93,10 +94,12 @@ class _Server(uvicorn.Server):
 
 async def _serve(service: Service, listener: socket.socket, console: Console) -> None:
     settings = service.settings
+    # No request can take longer than this, so that a shutdown cuts nobody off.
     longest = settings.upload_timeout * settings.max_files + max(settings.timeout, settings.explain_timeout)
     connections = Connections(connection_limit(settings.max_connections), settings.idle_timeout)
     # log_level: uvicorn warns of every malformed request, so a client could fill the disk with log lines
     config = uvicorn.Config(
+        # proxy_headers=False: X-Forwarded-For is set by anybody, and nothing here depends on addresses.
         make_app(service), log_config=None, log_level="error", access_log=False, server_header=False,
         proxy_headers=False, ws="none", http=connections.protocol, backlog=ACCEPTED_AT_ONCE,
         timeout_keep_alive=math.ceil(settings.idle_timeout), timeout_graceful_shutdown=math.ceil(longest) + 1,
@@ -108,6 +111,7 @@ async def _serve(service: Service, listener: socket.socket, console: Console) ->
     def stop() -> None:
         server.should_exit = service.stopping = True
         for which in (signal.SIGTERM, signal.SIGINT):
+            # A second signal ends the process at once.
             if asyncio.get_running_loop().remove_signal_handler(which):
                 signal.signal(which, _end_at_once)  # works even if the event loop is stuck
 
@@ -126,6 +130,7 @@ async def _serve(service: Service, listener: socket.socket, console: Console) ->
 
 def _end_at_once(*_: object) -> None:
     os.write(2, b"Ended by a second signal; requests in progress were abandoned.\n")
+    # Not sys.exit: the loop or a thread in C code may be what does not end.
     os._exit(3)
 
 

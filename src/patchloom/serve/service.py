@@ -38,6 +38,10 @@ class Gate:
 
     An upload counts with the bytes that have arrived, and as an image only when it is complete, so that a client that
     announces an upload without sending it does not block others.
+
+    Args:
+        max_images: complete images in progress.
+        max_bytes: bytes of all uploads in progress.
     """
 
     def __init__(self, max_images: int, max_bytes: int) -> None:
@@ -50,6 +54,7 @@ class Gate:
     @contextmanager
     def admit(self) -> Iterator[Place]:
         """Admit one request; raises Refused, before anything is read, if a limit is reached."""
+        # Without the lock: `take` checks again, and this only saves the reading of the body.
         if self.inside >= self.max_images or self.bytes >= self.max_bytes:
             raise _busy()
         place = Place(self)
@@ -82,6 +87,7 @@ class Place:
         """Keep the place until `work` is done or cancelled, even if the client has disconnected."""
         with self._gate.lock:
             self._holders += 1
+        # Work in a thread goes on when its client leaves; its bytes are in memory until it ends, and so they count.
         work.add_done_callback(lambda _: self.leave())
         return work
 
@@ -109,6 +115,7 @@ class Service:
         self.predicting = Gate(settings.max_queue, settings.max_queue_bytes)
         self.explaining = Gate(settings.max_explanations, settings.max_queue_bytes)
         self.decoders = Workers(settings.decoders + 1, "decoder", reserved=1)  # one for small images only
+        # One at a time: an explanation is hundreds of forward passes on all cores.
         self.explainer = Workers(1, "explainer")
         # moving mean of the seconds of an explanation, without and with faithfulness
         self.pace = {False: 0.0, True: 0.0}
@@ -150,7 +157,11 @@ class Service:
             raise Refused(503, f"The service is busy: about {ahead:.0f} s of work are queued.", math.ceil(ahead))
 
     async def predict(self, model: HostedModel, files: list[bytes], place: Place, top: int) -> dict[str, Any]:
-        """Predictions of one file, or `results` of several, with an error in place of an invalid file."""
+        """Predictions of one file, or `results` of several, with an error in place of an invalid file.
+
+        Raises:
+            Refused: 422 for a damaged image (of one file), 503 if it takes too long.
+        """
         if len(files) == 1:
             predicted = self._predict(model, files[0], place, top)
             return {**model.identity, **await _within(self.settings.timeout, predicted)}
@@ -163,12 +174,17 @@ class Service:
         return {**model.identity, "results": results}
 
     async def explain(self, model: HostedModel, files: list[bytes], place: Place, **options: Any) -> dict[str, Any]:
-        """Predictions, maps and faithfulness of one file; `options` are those of `patchloom.explain`."""
+        """Predictions, maps and faithfulness of one file; `options` are those of `patchloom.explain`.
+
+        Raises:
+            Refused: 422 for an unknown map or class, 503 if it takes too long.
+        """
         explained = self._explain(model, files[0], place, options)
         return {**model.identity, **await _within(self.settings.explain_timeout, explained)}
 
     async def _decoded(self, model: HostedModel, data: bytes, place: Place) -> np.ndarray:
         """(height, width, 3) uint8: the image resized and cropped for the network; the rest of it is not kept."""
+        # Even a header can take long to parse, so the event loop does not do it.
         checking = self.decoders.submit(partial(check_header, data, self.settings), decoding_cost(len(data)))
         cost: float = await asyncio.wrap_future(place.hold(checking))
         work = partial(crop_upload, data, model, self.settings)
@@ -177,9 +193,11 @@ class Service:
 
     async def _predict(self, model: HostedModel, data: bytes, place: Place, top: int) -> dict[str, Any]:
         begun = time.perf_counter()
+        # Announced before decoding, so that a batch that is about to start waits for it.
         self.batcher.expect()
         try:
             pixels = await self._decoded(model, data, place)
+        # CancelledError too, which is not an Exception: otherwise the batcher would wait for an image that never comes.
         except BaseException:
             self.batcher.forget()
             raise
@@ -197,11 +215,13 @@ class Service:
         pixels = await self._decoded(model, data, place)
         decoded = time.perf_counter()
         measures = bool(options["faithfulness"])
+        # Again: the queue may have grown while the image arrived.
         self.check_queue(measures)
         cost = math.inf if measures else 0.0  # slow ones wait for all others
         work = self.explainer.submit(partial(_explained, model, pixels, options), cost)
         found, seconds = await asyncio.wrap_future(place.hold(work))
         before = self.pace[measures]
+        # An exponential mean: the last few explanations decide.
         self.pace[measures] = 0.7 * before + 0.3 * seconds if before else seconds
         waited = time.perf_counter() - decoded - seconds
         return {
@@ -218,6 +238,7 @@ class Service:
 
 
 async def _within(seconds: float, work: Awaitable[T]) -> T:
+    """The result of `work`, which is cancelled and refused after `seconds`."""
     try:
         return await asyncio.wait_for(work, seconds)
     except asyncio.TimeoutError:  # the built-in one only since Python 3.11
@@ -229,6 +250,7 @@ async def _or_error(work: Awaitable[dict[str, Any]]) -> dict[str, Any]:
     try:
         return await work
     except Refused as refused:
+        # 503 concerns the whole request: it is to be retried as a whole.
         if refused.status >= 500:
             raise
         return {"error": refused.text}

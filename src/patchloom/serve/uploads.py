@@ -32,6 +32,7 @@ def check_announced(request: Request, settings: Settings, max_files: int) -> Non
     announced = request.headers.get("content-length", "")
     if announced and "transfer-encoding" in request.headers:
         raise Refused(400, "Send either Content-Length or Transfer-Encoding, not both.")
+    # isdigit() alone is true for other scripts' digits, which int() would accept.
     if announced.isascii() and announced.isdigit() and int(announced) > _max_body(settings, max_files):
         raise _too_long(settings)
 
@@ -43,6 +44,9 @@ async def read_upload(
 
     `reserve` is called with the size of each chunk as it arrives, and may raise Refused. With max_files=1 the body is
     read only up to the end of the first file.
+
+    Raises:
+        Refused: 400, 408, 413, 415 or 422, with the reason for the client.
     """
     kind, options = parse_options_header(request.headers.get("content-type", ""))
     boundary = options.get(b"boundary")
@@ -64,6 +68,7 @@ async def read_upload(
 
 async def _parse(request: Request, boundary: bytes, files: _Files, reserve: Callable[[int], None]) -> None:
     total, most, begun = 0, _max_body(files.settings, files.max_files), time.monotonic()
+    # Parsed while it arrives: a body is never in memory twice, and never on the disk.
     parser = python_multipart.MultipartParser(boundary, files.callbacks())
     stream = request.stream()
     while (chunk := await _next_chunk(stream, files, total, begun)) is not None:
@@ -82,6 +87,7 @@ async def _next_chunk(stream: AsyncIterator[bytes], files: _Files, total: int, b
     """The next bytes of the body, None at the end. Raises Refused if the upload takes too long or is too slow."""
     settings = files.settings
     longest = settings.upload_timeout * (len(files.complete) + 1)
+    # Slow senders hold a connection and memory: whoever sends less than the minimum rate is cut off.
     slowest = _GRACE + total / settings.min_upload_rate
     try:
         return await asyncio.wait_for(anext(stream), begun + min(longest, slowest) - time.monotonic())
@@ -144,6 +150,7 @@ class _Files:
 
     def _header_field(self, data: bytes, start: int, end: int) -> None:
         self._count(end - start)
+        # Each piece is counted first: a header of gigabytes in small pieces is refused early.
         self._header = (self._header[0] + data[start:end], self._header[1])
 
     def _header_value(self, data: bytes, start: int, end: int) -> None:

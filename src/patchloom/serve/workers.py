@@ -13,6 +13,8 @@ from typing import Any
 
 @dataclass(eq=False)
 class _Call:
+    """One call in the queue; `since` is when it was submitted."""
+
     work: Callable[[], Any]
     cost: float
     since: float = field(default_factory=time.monotonic)
@@ -46,7 +48,11 @@ class Workers:
             thread.start()
 
     def submit(self, work: Callable[[], Any], cost: float = 0.0) -> Future[Any]:
-        """Queue a call. `cost` is an estimate in seconds; 0 means urgent."""
+        """Queue a call. `cost` is an estimate in seconds; 0 means urgent.
+
+        Returns:
+            A future; cancelling it removes the call, unless it is running.
+        """
         call = _Call(work, cost)
         call.future.add_done_callback(lambda future: self._forget(call) if future.cancelled() else None)
         with self._changed:
@@ -72,6 +78,7 @@ class Workers:
         """Cancel waiting calls, and wait at most `seconds` for running ones."""
         with self._changed:
             self._closed = True
+            # Cancelled below, outside the lock: each cancellation calls `_forget`, which takes it.
             cancelled = list(self._waiting)
             self._changed.notify_all()
         for call in cancelled:
@@ -96,6 +103,7 @@ class Workers:
 
     def _choice(self) -> _Call | None:
         """The call that a free thread should run next."""
+        # Costly calls may not take the reserved threads, so that a small image never waits for a large one to decode.
         busy = sum(not call.urgent for call in self._running) >= self._most_costly
         able = [call for call in self._waiting if call.urgent or not busy]
         return min(able, key=lambda call: (not call.urgent, call.turn), default=None)
@@ -115,6 +123,7 @@ class Workers:
             self._end(call)
             call.future.set_exception(error)
         else:
+            # Before the result: whoever waits for it may look at `busy` at once.
             self._end(call)
             call.future.set_result(result)
 

@@ -65,5 +65,6 @@ class Commands:
 def task_commands() -> tuple[Commands, ...]:
     """The commands of every kind of learning."""
     folders = sorted(module.name for module in iter_modules(tasks.__path__) if module.ispkg)
+    # Only the modules `commands`, which import nothing heavy at their top: torch takes seconds to load.
     found = [(name, import_module(f"patchloom.tasks.{name}.commands")) for name in folders]
     return tuple(Commands(name, module.COMMANDS, module.EVALUATE, module.PREDICT) for name, module in found)

@@ -15,6 +15,7 @@ from patchloom.tasks.spec import TaskSpec
 @cache
 def task_specs() -> dict[str, TaskSpec]:
     """Every kind of learning by its name."""
+    # Found by looking into the folder, so that a new task needs no entry here.
     folders = sorted(module.name for module in iter_modules(tasks.__path__) if module.ispkg)
     return {name: import_module(f"patchloom.tasks.{name}.spec").SPEC for name in folders}
 
@@ -38,7 +39,11 @@ def task_for_recipe(recipe: Recipe) -> TaskSpec:
 
 
 def find_task(label: object) -> TaskSpec:
-    """The kind of learning that a name, or the value of `task` in recipe.yaml, stands for."""
+    """The kind of learning that a name, or the value of `task` in recipe.yaml, stands for.
+
+    Raises:
+        PatchloomError: no kind of learning has this name.
+    """
     for name, spec in task_specs().items():
         if label == name or label in spec.labels:
             return spec

@@ -73,7 +73,10 @@ class RunSequence(Protocol):
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """A kind of learning."""
+    """A kind of learning.
+
+    To add a kind of learning, add a folder with `spec.py` (its `SPEC`) and `commands.py`; nothing else names it.
+    """
 
     name: str  # of its folder
     labels: tuple[str, ...]  # values of `task` in recipe.yaml

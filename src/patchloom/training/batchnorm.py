@@ -25,6 +25,7 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def backward(_: Any, gradient: Tensor) -> Tensor:
+        # Every process added its x to a total that all of them use, so x receives the gradients of all of them.
         return _Sum.forward(_, gradient)
 
 
@@ -38,11 +39,13 @@ class _Synced(nn.modules.batchnorm._BatchNorm):
         others = [axis for axis in range(x.ndim) if axis != channels]
         shape = [-1 if axis == channels else 1 for axis in range(x.ndim)]
         values = x.float()
-        # Two sums, one after the other: the squares are of deviations, which single precision holds.
+        # Two all-reduces, one after the other. E[x^2] - E[x]^2 would need only one, but cancels in single precision
+        # where the mean is large; squared deviations from the common mean do not.
         count = torch.full((1,), float(x.numel() // x.shape[channels]), device=x.device)
         total = _Sum.apply(torch.cat([values.sum(others), count]))
         count = total[-1].detach()
         mean = total[:-1] / count
+        # The mean stays in the autograd graph: gradients flow through the statistics of all processes.
         deviation = values - mean.view(shape)
         variance = _Sum.apply(deviation.square().sum(others)) / count
         self._track(mean.detach(), variance.detach(), count)
@@ -58,6 +61,7 @@ class _Synced(nn.modules.batchnorm._BatchNorm):
             return
         if self.num_batches_tracked is not None:
             self.num_batches_tracked += 1
+        # momentum=None asks BatchNorm for the plain average over all batches so far.
         momentum = self.momentum if self.momentum is not None else 1 / float(self.num_batches_tracked or 1)
         self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
         self.running_var.lerp_((variance * count / (count - 1)).to(self.running_var.dtype), momentum)
@@ -73,6 +77,8 @@ def synchronise(network: nn.Module) -> None:
             kind: Any = type(module)
             if kind not in _CLASSES:
                 _CLASSES[kind] = type(f"Synced{kind.__name__}", (_Synced, kind), {})
+            # Changing the class in place keeps parameters, buffers and tensor names: checkpoints and the optimizer
+            # do not notice. The new class is a subclass of `kind`, so that isinstance checks still hold.
             module.__class__ = _CLASSES[kind]
 
 

@@ -41,11 +41,16 @@ class State:
 
     @property
     def sharded(self) -> bool:
+        """Whether every process holds a part of some tensor."""
         return any(is_sharded(tensor) for tensor in self.tensors.values())
 
 
 class Checkpoints:
-    """The checkpoints of one run."""
+    """The checkpoints of one run.
+
+    Training and writing overlap: `save` copies the state and returns, one thread writes it. At most one write is
+    pending; `save`, `wait` and `check` raise its error.
+    """
 
     KEPT = 2
 
@@ -62,6 +67,7 @@ class Checkpoints:
         A sharded state is saved by all processes together, any other by the first."""
         self.wait()
         if state.sharded:
+            # The writer thread gathers errors while training all-reduces gradients: the two need separate groups.
             self._group = self._group or dist.new_group(backend="gloo")  # training goes on with its own
             aside = self._aside(state, SUFFIX)
             written = begin_shards(aside, state.tensors, self._group)
@@ -85,6 +91,7 @@ class Checkpoints:
             buffer = self._buffers.get(name)
             if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
                 buffer = self._buffers[name] = torch.empty(tensor.shape, dtype=tensor.dtype)
+            # Copied here, in the training thread: the next step changes the tensors while the file is being written.
             buffer.copy_(tensor.detach())
         return {name: self._buffers[name] for name in tensors}
 
@@ -99,6 +106,7 @@ class Checkpoints:
     def wait(self) -> None:
         """Until what was saved is on the disk."""
         if self._pending is not None:
+            # Cleared first, so that an error is raised once and the next save can go on.
             pending, self._pending = self._pending, None
             pending.result()
 
@@ -123,6 +131,8 @@ class Checkpoints:
             except PatchloomError as error:
                 damaged.append(path.name)
                 say(f"{error} The checkpoint before it is used.")
+                # Renamed rather than deleted: it may be all that is left, and it must not be counted among the two that
+                # are kept.
                 path.rename(path.with_name(f"damaged-{path.name}"))
         damaged = damaged or [path.name for path in self.folder.glob("damaged-*")]
         if damaged:
@@ -137,6 +147,8 @@ class Checkpoints:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_checkpoint(aside, state)
+            # Read back before anything older is deleted: a disk that returns other bytes is noticed while the last good
+            # checkpoint is still there.
             read_checkpoint(aside)
             self._place(aside, best)
         except (OSError, SafetensorError, RuntimeError, ValueError) as error:
@@ -172,6 +184,8 @@ class Checkpoints:
     def _place(self, aside: Path, best: bool) -> None:
         """Give what was written aside its names, and drop what is older than the last two."""
         path = aside.with_name(aside.name.replace("tmp", "step", 1))
+        # Before the rename, while it still has its temporary name: killed in between, `best` is new and whole, and the
+        # step is written again after a resume.
         if best:
             self._name_best(aside)
         if path.is_dir():  # a folder cannot take another's place at one stroke: for a moment both are there
@@ -186,6 +200,7 @@ class Checkpoints:
         for same in self.folder.glob(f"{path.stem.rstrip('+')}.*"):  # of the other kind
             if same.suffix != path.suffix:
                 _remove(same)
+        # The rename itself is on the disk only when its folder is. Older checkpoints go after that.
         sync(self.folder)
         for old in kept_checkpoints(self.folder)[: -self.KEPT]:
             _remove(old)
@@ -228,12 +243,21 @@ def _remove(path: Path) -> None:
 
 
 def write_checkpoint(path: Path, state: State) -> None:
+    """Write a state to `path`; the digest covers the names, shapes and bytes of all tensors and the JSON."""
     info = json.dumps(state.info)
     write_tensors(path, state.tensors, {CHECKPOINT_KEY: info, "sha256": digest(info, state.tensors)})
 
 
 def read_checkpoint(path: Path, empty: Callable[[str, torch.Size], Tensor | None] | None = None) -> State:
-    """A checkpoint; a file is checked against its digest. Shards are read into what `empty` gives."""
+    """A checkpoint; a file is checked against its digest. Shards are read into what `empty` gives.
+
+    Args:
+        path: a .safetensors file or a folder of shards.
+        empty: for shards, (name, full shape) -> the tensor to read into, or None to skip it.
+
+    Raises:
+        PatchloomError: the checkpoint is damaged or cannot be read.
+    """
     if path.suffix == SUFFIX:
         return State(*read_shards(path, empty))
     try:

@@ -15,7 +15,10 @@ from patchloom.training.task import Task
 
 
 def check_task(task: Task) -> None:
-    """Refuse a task whose modules, module names or number of steps break the contract of `Task`."""
+    """Refuse a task whose modules, module names or number of steps break the contract of `Task`.
+
+    Called before anything is moved, wrapped or copied, so that the message names the attribute, not a line in torch.
+    """
     name = type(task).__name__
     if not isinstance(task.modules, nn.ModuleDict) or not task.modules:
         raise PatchloomError(f"modules of the task {name} must be a non-empty torch.nn.ModuleDict.")
@@ -40,6 +43,7 @@ def check_callbacks(callbacks: Sequence[Callback]) -> None:
 
 def check_equal_states(task: Task, processes: Processes) -> None:
     """Refuse a `Task.state` that differs between processes; every process calls it."""
+    # A sum in double precision, not the tensor: a memory of embeddings is too large to gather from every process.
     sums = {name: float(tensor.detach().cpu().double().sum()) for name, tensor in task.state().items()}
     others = processes.gather(sums)
     if different := [name for name in sums if any(other.get(name) != sums[name] for other in others)]:

@@ -31,6 +31,7 @@ class Counters:
 
     def totals(self, processes: Processes) -> tuple[float, float, dict[str, float]]:
         """The sum of losses, what was counted, and the sums by name, over all processes; all of them call it."""
+        # A process whose share held nothing may lack a loss: all must reduce the same names in the same order.
         names = sorted({name for part in processes.gather(list(self.losses)) for name in part})
         by_name = {name: processes.total(self.losses.get(name, 0.0)) for name in names}
         return processes.total(self.loss_sum), processes.total(self.weight), by_name
@@ -40,7 +41,12 @@ class Counters:
         self.loss_sum, self.losses, self.weight, self.evaluated = 0.0, {}, 0.0, self.step
 
     def note_best(self, metric: Metric | None, record: Mapping[str, Any], averaged: bool) -> bool:
-        """Whether an evaluation is the best so far. Without a metric, the newest is the best."""
+        """Whether an evaluation is the best so far. Without a metric, the newest is the best.
+
+        Args:
+            metric: what decides; it is looked up in `record` under its name, or with the prefix `ema_`.
+            averaged: whether the result is the averaged weights, whose metric then decides.
+        """
         value = record.get(f"ema_{metric.name}" if averaged else metric.name) if metric else None
         if metric is None or value is None:
             value, improved = float(self.step), True
@@ -64,4 +70,5 @@ class Counters:
             "weight": info["weight"] if "weight" in info else info["loss_images"],  # its name in version 0.1
         }
         kept = {"step": info["step"], "evaluated": info["evaluated"], "best": info["best"]}
+        # The other processes begin at zero, so that the totals are right for any number of them.
         return cls(**kept, **(sums if is_main_process else {}))

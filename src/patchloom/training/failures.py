@@ -1,4 +1,7 @@
-"""What ended a run that failed: RUN/failure.json, until the run goes on."""
+"""What ended a run that failed: RUN/failure.json, until the run goes on.
+
+`patchloom runs` reads it to tell a failed run from one that was interrupted and can simply be resumed.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ _MOST = 1 << 20  # bytes
 
 @contextmanager
 def noted_failure(folder: Path, is_main_process: bool) -> Iterator[None]:
-    """Note the error that ends the work inside; a signal is none. The caller holds the lock of the run."""
+    """Record the error that ends the work inside; an interruption by a signal is not recorded.
+
+    The main process records it, and the caller holds the lock of the run.
+    """
     if not is_main_process:
         yield
         return

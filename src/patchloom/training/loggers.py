@@ -15,6 +15,8 @@ from patchloom.install import pip_install
 
 
 class Logger(Protocol):
+    """A copy of the log elsewhere. `write` gets each record of log.jsonl after it is on the disk."""
+
     def write(self, record: Mapping[str, Any]) -> None: ...
 
     def close(self) -> None: ...
@@ -30,6 +32,7 @@ class TensorBoard:
     def write(self, record: Mapping[str, Any]) -> None:
         losses = {f"losses/{name}": value for name, value in record.get("losses", {}).items()}
         for name, value in {**record, **losses}.items():
+            # Only floats are curves; counters and names are in the log itself.
             if isinstance(value, float) and name != "time":
                 self.writer.add_scalar(name, value, record["step"])
         self.writer.flush()
@@ -42,6 +45,7 @@ class WeightsAndBiases:
     """One W&B run, named after the folder; resumed under the same id."""
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
+        # Derived from the path, so that a resume finds its run without a file that holds the id.
         name = sha256(str(folder.absolute()).encode()).hexdigest()[:16]
         wandb = import_module("wandb")
         self.run = wandb.init(project="patchloom", id=name, resume="allow", dir=str(folder), config=dict(settings))
@@ -62,6 +66,7 @@ def check_log(where: str | None) -> None:
 
 
 def open_loggers(folder: Path, settings: Mapping[str, Any], step: int) -> list[Logger]:
+    """The loggers of a run that goes on from `step`; the caller closes them."""
     loggers: list[Logger] = []
     with suppress(ImportError):  # not installed: the log itself has everything
         loggers.append(TensorBoard(folder, step))

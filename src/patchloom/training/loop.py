@@ -84,6 +84,7 @@ class Loop:
             for module in (*self.modules.values(), *(self.average.model.values() if self.average else ())):
                 shard_module(module, processes)
         self.engine = self._make_engine()
+        # After sharding, which replaces parameters: the optimizer must hold the new ones.
         self.optimizer = make_optimizer(self._modules(task.trained), recipe)
         self.tensors = TrainingState(task, self.modules, self.average, self.optimizer)
         self.scaler = torch.amp.GradScaler(processes.device.type, enabled=recipe.precision == "fp16")
@@ -177,7 +178,7 @@ class Loop:
                 self._reserve()
             improved, evaluated = False, self._evaluation_is_due()
             if evaluated:
-                self.save()  # first: whatever ends an evaluation, it does not cost what was learned before it
+                self.save()  # first, so that whatever interrupts the evaluation loses no training
                 improved = self._evaluate_and_log()
             stop, due = self.processes.any(self._signal is not None, self._checkpoint_is_due())
             if improved or stop or (due and not evaluated) or self.counters.step == self.total:
@@ -193,7 +194,7 @@ class Loop:
             self.modules[name].train()
 
     def _batches(self) -> Iterator[Any]:
-        """The batches that are left; where one cannot be had, a process on its own saves what it learned."""
+        """The remaining batches. If one cannot be read, a single process saves a checkpoint and stops."""
         with closing(self.task.batches(self.progress.start, self.total)) as batches:
             while self.counters.step < self.total:
                 try:
@@ -218,8 +219,8 @@ class Loop:
         return PatchloomError(f"Training stopped at {where}: {reason}. {self.run.continuation}")
 
     def _step_or_stop(self, batch: Any) -> None:
-        """A step; one whose loss is not finite, or that a signal cut, leaves the state as it was before, and saved."""
-        statistics = norm_statistics(self.modules)  # nothing else changes before an update
+        """Run a step. If its loss is not finite or a signal interrupts it, restore and save the state before it."""
+        statistics = norm_statistics(self.modules)  # all that a step changes before its update
         before = [buffer.clone() for buffer in statistics]
         try:
             self.step(batch)
@@ -259,13 +260,16 @@ class Loop:
         self.optimizer.zero_grad(set_to_none=True)
         parts = self.task.split_batch(batch, recipe.accumulate)
         weight = sum(self.task.weight(part) for part in parts)
+        # The mean is over what all processes count: their shares of a step may differ.
         everywhere = self.processes.total(weight)
         losses, loss = self._backward(parts, step, everywhere)
+        # All processes must decide alike: one that went on alone would wait for the others in its next all-reduce.
         if self.processes.any(not math.isfinite(loss))[0]:
             raise NotFiniteError(
                 f"The loss is not finite ({loss}) at step {step}, learning rate {rate:.3g}. Start a new run with a "
                 f"smaller lr, more warmup_epochs, clip_grad=1, or precision=float32."
             )
+        # The limit of clipping is in true units, so the factor of the loss scaling is taken out first.
         self.scaler.unscale_(self.optimizer)
         if recipe.clip_grad and recipe.optimizer != "lamb":  # LAMB clips by itself
             nn.utils.clip_grad_norm_(self._modules(self.task.trained).parameters(), recipe.clip_grad)
@@ -273,6 +277,7 @@ class Loop:
         self.scaler.update()
         self.counters.count(losses, loss, weight)
         self.progress.count(everywhere)
+        # DDP does not share buffers here (see `_make_engine`): each process has the statistics of its own images.
         self.processes.average(buffer for buffer in norm_statistics(self.modules) if buffer.is_floating_point())
         self.task.after_step(self.counters.step)
         if self.average:
@@ -339,6 +344,7 @@ class Loop:
             "event": "epoch",
             "epoch": int(epochs) if epochs.is_integer() else round(epochs, 4),
             "step": counters.step,
+            # The counter already points at the next update; this is the rate of the last one.
             "lr": learning_rate(self.recipe, counters.step - 1, per_epoch),
             "train_loss": loss_sum / weight,
             "losses": {name: value / weight for name, value in losses.items()},
@@ -395,7 +401,7 @@ class Loop:
 
     def _checkpoint_is_due(self) -> bool:
         unit, number = self.checkpoint_interval
-        if unit == "seconds":
+        if unit == "seconds":  # the main process's clock decides for all: see the `any` of `_fit`
             return self.processes.is_main_process and time.monotonic() - self._saved_at >= number
         steps = number * (self.task.steps_per_epoch if unit == "epochs" else 1)
         return self.counters.step % steps == 0

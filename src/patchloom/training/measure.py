@@ -20,7 +20,15 @@ _STEPS = 8
 
 def measure_steps(task: Task, recipe: Recipe, processes: Processes, budget: float) -> tuple[float, float]:
     """Seconds per sample of computing and of waiting for data, from steps of 2, 4, 8 ... samples, while `budget`
-    seconds are left; the first step, which warms up, is not counted."""
+    seconds are left; the first step, which warms up, is not counted.
+
+    Args:
+        budget: seconds; a step is begun only if twice the time of the last one is left.
+
+    Returns:
+        (computing, waiting): seconds per sample of the largest step, and seconds per sample until a batch arrived.
+    """
+    # The run folder is never created: only `step` is called, which writes nothing.
     loop = Loop(task, recipe, Run(Path("plan"), {}), processes, Console(quiet=True))
     loop.train_mode()
     computing, waiting, size = 0.0, 0.0, 2
@@ -31,12 +39,16 @@ def measure_steps(task: Task, recipe: Recipe, processes: Processes, budget: floa
             batch = next(batches)
             arrived = time.perf_counter()
             samples = len(first_tensor(batch))
+            # Doubling sizes: a large network stops after the first, a small one is measured where its speed has
+            # settled.
             size = min(size, samples)
             loop.step(head(batch, size))
             done = time.perf_counter()
             computing = (done - arrived) / size
+            # The first wait includes the start of the workers.
             waiting = (arrived - begun) / samples if i else waiting
             size *= 2
+            # The next step has twice the samples. The main process decides: the others would wait in the all-reduce.
             if processes.gather(done + 2 * (done - begun) > deadline)[0]:
                 break
     return computing, waiting

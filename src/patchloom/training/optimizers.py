@@ -20,6 +20,7 @@ def parameter_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
     head = 1.0 if recipe.head_lr is None else recipe.head_lr / recipe.lr
     groups: dict[tuple[bool, float], list[nn.Parameter]] = {}
     roles = parameter_roles(model)
+    # With neither a decay nor an end value, one group is enough: all parameters count as not decaying.
     may_decay = bool(recipe.weight_decay or recipe.weight_decay_end)
     depths = layer_depths(model) if recipe.layer_decay != 1 else {}
     last = max(depths.values(), default=0)
@@ -27,6 +28,7 @@ def parameter_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
         if parameter.requires_grad:
             decays = may_decay and parameter.ndim > 1 and roles[name] not in recipe.no_decay
             factor = head if roles[name] == "head" else 1.0
+            # The last layer keeps the full rate; every layer before it has one factor of layer_decay more.
             factor *= recipe.layer_decay ** (last - depths.get(name, last))
             groups.setdefault((decays, factor), []).append(parameter)
     return [
@@ -34,6 +36,7 @@ def parameter_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
             "params": parameters,
             "weight_decay": recipe.weight_decay if decays else 0.0,
             "decays": decays,
+            # "decays" is kept beside the value, because a schedule may begin or end at a weight decay of 0.
             "lr_factor": factor,
         }
         for (decays, factor), parameters in groups.items()
@@ -41,7 +44,10 @@ def parameter_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
 
 
 def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
-    """The recipe's optimizer over the trainable parameters of a network."""
+    """The recipe's optimizer over the trainable parameters of a network.
+
+    Parameters without `requires_grad` are in none of its groups, and so have no state in checkpoints.
+    """
     groups = parameter_groups(model, recipe)
     if recipe.optimizer == "sgd":
         return SGD(groups, lr=recipe.lr, momentum=recipe.momentum, nesterov=recipe.nesterov)
@@ -79,6 +85,7 @@ class Lamb(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = closure() if closure is not None else None
         if self.max_grad_norm:
+            # One norm over all groups: groups differ in decay and rate only, and clipping must not depend on them.
             everything = [p for group in self.param_groups for p in group["params"]]
             nn.utils.clip_grad_norm_(everything, self.max_grad_norm)
         for group in self.param_groups:
@@ -90,6 +97,7 @@ class Lamb(Optimizer):
     def _update(self, weight: Tensor, group: dict[str, Any]) -> None:
         state, (beta1, beta2) = self.state[weight], group["betas"]
         if not state:
+            # A tensor, not an int: checkpoints hold tensors only, and this is how torch's own optimizers count.
             state["step"] = torch.zeros(())
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(weight), torch.zeros_like(weight)
         state["step"] += 1
@@ -97,12 +105,14 @@ class Lamb(Optimizer):
         mean, square = state["exp_avg"], state["exp_avg_sq"]
         mean.lerp_(weight.grad, 1 - beta1)
         square.mul_(beta2).addcmul_(weight.grad, weight.grad, value=1 - beta2)
+        # Adam's bias correction: both averages start at 0 and are too small at first.
         update = (mean / (1 - beta1**count)) / ((square / (1 - beta2**count)).sqrt_().add_(group["eps"]))
         if not group["weight_decay"]:
             weight.sub_(update, alpha=group["lr"])
             return
         update.add_(weight, alpha=group["weight_decay"])
         weight_norm, update_norm = weight.norm(), update.norm()
+        # On the device, without .item(): reading the norms would make the CPU wait for every tensor.
         trust = torch.where(
             (weight_norm > 0) & (update_norm > 0), weight_norm / update_norm, torch.ones_like(weight_norm)
         )

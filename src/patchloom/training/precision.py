@@ -14,6 +14,7 @@ from patchloom.devices import supports
 from patchloom.errors import PatchloomError
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+# Forward and backward of a small linear layer; `{dtype}` is filled in.
 _PROBE = (
     "import torch; torch.manual_seed(0); a = torch.nn.Linear(192, 192); x = torch.randn(64, 192, requires_grad=True)\n"
     "with torch.autocast('cpu', dtype=torch.{dtype}): y = a(x).float().square().mean()\n"
@@ -23,7 +24,10 @@ _PATIENCE = 300  # seconds, of which importing torch takes a few
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[None]:
-    """The context in which a forward pass runs."""
+    """The context in which a forward pass runs.
+
+    Weights and the optimizer stay in float32; only the operations inside the context are in the lower precision.
+    """
     if precision == "float32":
         return nullcontext()
     return torch.autocast(device.type, dtype=_DTYPES[precision])
@@ -54,9 +58,11 @@ def why_not(precision: str) -> str | None:
     """What became of a child process that did, to follow the name of the precision; None when all was well."""
     code = _PROBE.format(dtype={"bf16": "bfloat16", "fp16": "float16"}[precision])
     try:
+        # In a child process: an illegal instruction kills whoever runs it, and no `except` can catch that.
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=_PATIENCE)
     except subprocess.TimeoutExpired:
         return f"gives no answer within {_PATIENCE} seconds on this machine"
+    # A negative return code is the number of the signal that killed the child.
     if done.returncode < 0:
         name = signal.Signals(-done.returncode).name
         return f"kills the process on this machine ({name}: its advertised instructions do not work)"

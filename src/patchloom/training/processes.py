@@ -16,7 +16,11 @@ from patchloom.devices import Device, choose_device, make_current, process_backe
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among those that torchrun started; alone, rank 0 of 1."""
+    """This process among those that torchrun started; alone, rank 0 of 1.
+
+    Methods that communicate (`gather`, `any`, `total`, `average`, `wait`) must be called by every process, in the same
+    order; with one process they return at once.
+    """
 
     rank: int = 0
     count: int = 1
@@ -39,6 +43,7 @@ class Processes:
         """For each flag, whether it is up in any process."""
         if self.count == 1:
             return flags
+        # One all-reduce for all flags: it is called after every step. MAX of 0 and 1 is "any".
         raised = torch.tensor([float(flag) for flag in flags], device=self.device)
         dist.all_reduce(raised, dist.ReduceOp.MAX)
         return tuple(bool(value) for value in raised.tolist())
@@ -47,6 +52,7 @@ class Processes:
         """The sum of a number over processes."""
         if self.count == 1:
             return value
+        # float32 counts exactly up to 2^24 only; MPS has nothing better.
         dtype = torch.float64 if supports(self.device, torch.float64) else torch.float32
         summed = torch.tensor(value, dtype=dtype, device=self.device)
         dist.all_reduce(summed)
@@ -57,20 +63,24 @@ class Processes:
         """Make each tensor the mean over processes, in place."""
         several = list(tensors) if self.count > 1 else []
         if several:
+            # One all-reduce instead of one per tensor: latency dominates for these small vectors.
             flat = torch.cat([tensor.reshape(-1).float() for tensor in several])
             dist.all_reduce(flat)
             for tensor, mean in zip(several, (flat / self.count).split([t.numel() for t in several]), strict=True):
                 tensor.copy_(mean.view_as(tensor))
 
     def wait(self) -> None:
+        """Until every process is here."""
         if self.count > 1:
             dist.barrier()
 
 
 def join_processes(device: Device = "auto") -> Processes:
     """Join the processes that torchrun started, or be the only one; `device` is what `choose_device` takes."""
+    # torchrun sets these; without it there is one process.
     count, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     chosen = choose_device(device)
+    # Before the process group: NCCL takes the current device of each process.
     make_current(chosen)
     if count > 1 and not dist.is_initialized():
         dist.init_process_group(process_backend(chosen))
@@ -86,5 +96,6 @@ def restarted(processes: Processes) -> bool:
 
 
 def leave_processes() -> None:
+    """Close the process group, if there is one; torch warns at exit otherwise."""
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()

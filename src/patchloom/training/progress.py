@@ -20,6 +20,7 @@ class Progress:
         self.begin(0)
 
     def begin(self, step: int) -> None:
+        """Start the clock at `step`: a resumed run measures its own speed, not that of the run before."""
         self.start, self.begun, self.processed = step, time.monotonic(), 0.0
 
     def count(self, weight: float) -> None:
@@ -31,13 +32,14 @@ class Progress:
         return self.processed / max(time.monotonic() - self.begun, 1e-9)
 
     def left(self, step: int) -> str:
+        """The remaining time, from the mean time per step since `begin`; evaluations and checkpoints included."""
         done = step - self.start
         if not done:
             return "beginning"
         return f"{duration((self.total - step) * (time.monotonic() - self.begun) / done)} left"
 
     def line(self, record: Mapping[str, Any]) -> str:
-        """An evaluation for people."""
+        """One line of text about an evaluation: epoch, losses, metric, learning rate, speed and remaining time."""
         metric = self.task.metric
         shown = [f"{name} {record[name]:.4f}" for name in ("train_loss", "loss") if name in record]
         if metric is not None:

@@ -24,7 +24,13 @@ def epoch_records(run: Run) -> list[dict[str, Any]]:
 def write_report(
     run: Run, title: str, headline: str, sections: Sequence[Section], charts: Charts = LOSS_AND_RATE
 ) -> None:
-    """Write RUN/report.html: the headline, curves of the log, the task's sections (HTML), and the recipe."""
+    """Write RUN/report.html: the headline, curves of the log, the task's sections (HTML), and the recipe.
+
+    Args:
+        headline: HTML above everything.
+        sections: title and HTML each, in their order.
+        charts: title -> {name of a curve: key in log.jsonl}; keys that the log lacks give no curve.
+    """
     parts = [
         headline,
         _section("Curves", _curves(epoch_records(run), charts)),

@@ -1,4 +1,13 @@
-"""The run folder: what was asked for, where it ran, what happened, and what came of it."""
+"""The run folder: what was asked for, where it ran, what happened, and what came of it.
+
+RUN/
+    recipe.yaml         settings, complete: what `resume` reads
+    environment.json    versions, machine, data, git state
+    log.jsonl           one record per evaluation
+    checkpoints/        see `patchloom.training.checkpoints`
+    export/, report.html  at the end
+    .lock               held by the process that trains
+"""
 
 from __future__ import annotations
 
@@ -34,7 +43,12 @@ _FREE = ("workers", "checkpoint_every", "log", "data", "gradient_checkpointing",
 
 
 class Run:
-    """The files of one run. `settings` is what recipe.yaml holds: all that decides the result."""
+    """The files of one run. `settings` is what recipe.yaml holds: all that decides the result.
+
+    Args:
+        folder: need not exist; `create` makes it.
+        settings: JSON values by name, in the order in which recipe.yaml lists them.
+    """
 
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
         self.folder = folder
@@ -61,10 +75,12 @@ class Run:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes from training in this folder; however this one ends, the lock goes with it."""
+        """Keep other processes from training in this folder. The lock is released however this process ends."""
         path = self.folder / ".lock"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            # A run folder may be in a shared directory: a link or a FIFO that someone put in place of .lock is not
+            # followed or waited for.
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
         except OSError as error:
             if path.is_symlink():
@@ -72,6 +88,8 @@ class Run:
             kind = StoppedError if error.errno in (errno.ENOSPC, errno.EDQUOT) else PatchloomError
             raise kind(f"{self.folder} cannot be written: {error}.") from error
         if not _lock(handle):
+            # Closing releases the lock. The kernel does the same for a process that is killed, so a lock is never
+            # stale.
             os.close(handle)
             raise PatchloomError(f"Another process is training in {self.folder}.")
         try:
@@ -89,12 +107,14 @@ class Run:
             raise PatchloomError(f"{path} is damaged or missing: {error}.") from error
 
     def identity(self) -> dict[str, Any]:
-        """What a checkpoint remembers of its run: that recipe.yaml was edited, or libraries updated, is noticed."""
+        """What a checkpoint records of its run, so that an edited recipe.yaml or updated libraries are noticed."""
         return {"settings": self.settings, "packages": packages()}
 
     def extend(self, epochs: int) -> None:
-        """Note in environment.json, before recipe.yaml has it, that the run may have this number of epochs: a
-        checkpoint from before the extension does not take it for an edit."""
+        """Record in environment.json, before recipe.yaml changes, that the run is extended to this number of epochs.
+
+        Otherwise a checkpoint from before the extension would make the new number look like an edit of recipe.yaml.
+        """
         found = self.environment()
         found["extended"] = [*found.get("extended", []), epochs]
         try:
@@ -107,6 +127,8 @@ class Run:
     ) -> None:
         """Refuse settings that were edited since a checkpoint was written; `identity` is empty in older ones. `current`
         gives settings of any version the form that this one writes."""
+        # `extend` writes environment.json, then recipe.yaml. A checkpoint from before it still has the old
+        # number.
         known = current(identity.get("settings") or {})
         if self.settings.get("epochs") in self.environment().get("extended", []):
             known["epochs"] = self.settings["epochs"]
@@ -125,6 +147,7 @@ class Run:
         log = self.folder / "log.jsonl"
         try:
             self._write_settings()
+            # A record is complete if it ends with a newline; the checkpoint that the run resumes from writes it again.
             if log.exists() and not (text := read_file(log, _MOST)).endswith(b"\n"):
                 os.truncate(log, text.rfind(b"\n") + 1)
         except OSError as error:
@@ -159,6 +182,7 @@ class Run:
         for i, line in enumerate([*lines, *([half] if not b"{".startswith(half[:1]) else [])], 1):
             try:
                 row = parse_json(line)
+                # A run that resumes from an older checkpoint repeats evaluations: the last record of a step wins.
                 last[row.get("event"), row["step"]] = row
             except (ValueError, KeyError, AttributeError, TypeError) as error:
                 raise PatchloomError(f"{path} is damaged: line {i} is not a record.") from error
@@ -166,10 +190,11 @@ class Run:
 
 
 def _lock(handle: int) -> bool:
-    """Take the lock of an open file. `patchloom runs` holds it for a moment to see whether it is free, so that one
-    refusal is not the last word."""
+    """Take the lock of an open file, trying for half a second: `patchloom runs` holds it for a moment to see whether it
+    is free."""
     for _ in range(10):
         try:
+            # flock, not a file with a process id: it is released by the kernel, and ids are reused.
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         except OSError:
@@ -178,6 +203,14 @@ def _lock(handle: int) -> bool:
 
 
 def read_settings(path: Path) -> dict[str, Any]:
+    """The settings in a recipe.yaml.
+
+    Each line is `key: value` with the value as JSON: a subset of YAML that needs no YAML library. Lines that begin
+    with "#" and empty lines are skipped.
+
+    Raises:
+        PatchloomError: the file is missing or a line has another form.
+    """
     try:
         text = read_file(path, _MOST).decode()
         lines = [line for line in text.splitlines() if line and not line.startswith("#")]
@@ -190,13 +223,23 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Settings with other values, but for those that change no result."""
+    # As JSON gives them back: a tuple and the list that was read from a file are equal then.
     plain = json.loads(json.dumps([old, new]))
     changed = [key for key in old if key not in _FREE and (key not in plain[1] or plain[0][key] != plain[1][key])]
     return [f"{key} is {json.dumps(new.get(key))}, was {json.dumps(old[key])}" for key in changed]
 
 
 def write_text(path: Path, text: str) -> None:
-    """Written aside, synced, then moved into place."""
+    """Write a text file atomically: to a temporary file beside it, synced, then renamed.
+
+    The file has its old or its new content at any moment, whenever the process is killed.
+
+    Args:
+        text: surrogates, as in file names that are not UTF-8, are written as backslash escapes.
+
+    Raises:
+        OSError: the folder cannot be written, or the disk is full.
+    """
     aside = temporary.aside(path)
     try:
         with open(aside, "w", encoding="utf-8", errors="backslashreplace") as file:

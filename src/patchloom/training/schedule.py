@@ -32,6 +32,7 @@ class Schedule:
     marks: tuple[float, ...] = ()
 
     def at(self, time: float, total: float) -> float:
+        """The value at `time` of `total`, both in the unit of `warmup` and `marks`."""
         if time < self.warmup:
             return self.warmup_from + time * (self.start - self.warmup_from) / self.warmup
         if self.shape == "cosine":  # an end above the start is reached too: CaiT's transfers go from 5e-6 to 1e-5
@@ -40,6 +41,7 @@ class Schedule:
             return self.start + (self.end - self.start) * time / total
         if self.shape == "step":
             return self.start * 0.1 ** sum(time >= mark for mark in self.marks)
+        # Falls from the end of the warm-up on, as in "Attention is all you need".
         if self.shape == "inverse_sqrt":
             return self.start * math.sqrt((self.warmup or 1.0) / max(time, self.warmup or 1.0))
         return self.start
@@ -54,9 +56,11 @@ def learning_rate(recipe: Recipe, step: int, steps_per_epoch: int) -> float:
     """The rate of update `step` (from 0 on). With `warmup_steps` time is in steps, otherwise in epochs."""
     if recipe.warmup_steps is not None:
         total_in_steps = total_steps(recipe, steps_per_epoch)
+        # decay_epochs are given in epochs; here time is in steps, so they keep their share of the whole run.
         drops = tuple(epoch * total_in_steps / recipe.epochs for epoch in recipe.decay_epochs)
         rate = Schedule(recipe.lr, recipe.min_lr, recipe.schedule, recipe.warmup_steps, recipe.warmup_lr, drops)
         return rate.at(step, total_in_steps)
+    # By default the rate changes with every step, at fractions of an epoch.
     epochs = step / steps_per_epoch
     if recipe.schedule_published:  # the published script steps with the epoch just finished, and never reaches the end
         epochs = float(max(0, step // steps_per_epoch - 1))

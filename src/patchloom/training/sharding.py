@@ -15,7 +15,10 @@ from patchloom.training.processes import Processes
 
 
 def shard_module(module: nn.Module, processes: Processes) -> None:
-    """Spread a module's parameters over the processes in place: each block of its lists of blocks, then the rest."""
+    """Spread a module's parameters over the processes in place: each block of its lists of blocks, then the rest.
+
+    Blocks come first because `fully_shard` of the whole takes the parameters that no inner call has taken.
+    """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
@@ -24,6 +27,8 @@ def shard_module(module: nn.Module, processes: Processes) -> None:
         for block in blocks:
             fully_shard(block, mesh=mesh, reshard_after_forward=True)
     fully_shard(module, mesh=mesh, reshard_after_forward=True)  # an evaluation leaves nothing gathered
+    # FSDP gathers parameters in hooks around `forward`. Other entry points compute with the sharded parts, and fail,
+    # unless they are registered.
     for method in ("features", "embed"):
         if hasattr(module, method):
             register_fsdp_forward_method(module, method)
@@ -32,6 +37,7 @@ def shard_module(module: nn.Module, processes: Processes) -> None:
 def _outer_lists(module: nn.Module) -> Iterator[nn.ModuleList]:
     """The lists of modules that are in no other such list."""
     for child in module.children():
+        # Not into a list's own modules: a block is gathered and freed as one unit, which is what saves memory.
         if isinstance(child, nn.ModuleList):
             yield child
         else:
@@ -51,7 +57,12 @@ def whole_tensors(network: nn.Module) -> dict[str, Tensor]:
 
 
 def like(tensor: Tensor, parameter: Any, scalars_too: bool = True) -> Tensor:
-    """A tensor where `parameter` is, sharded as it is where it has its shape."""
+    """A tensor where `parameter` is, sharded as it is where it has its shape.
+
+    Args:
+        scalars_too: whether tensors without dimensions move to the device of `parameter` as well. Step counters do so
+            for a fused optimizer, and stay on the CPU otherwise.
+    """
     if is_sharded(tensor):
         return tensor
     if is_sharded(parameter) and tensor.shape == parameter.shape:

@@ -4,6 +4,9 @@ MODULE.TENSOR              modules of the task
 ema.MODULE.TENSOR          their averages
 optimizer.MODULE.TENSOR.KEY
 state.NAME                 what `Task.state` gives
+
+Optimizer states are named after their parameters, not numbered as in `Optimizer.state_dict`: a checkpoint then fits an
+optimizer whose groups are in another order, and can be read without building one.
 """
 
 from __future__ import annotations
@@ -45,6 +48,7 @@ class TrainingState:
         part, _, rest = name.partition(".")
         if part == _OPTIMIZER:
             owner = dict(self.modules.named_parameters())[rest.rpartition(".")[0]]
+            # Moments have the shape of their parameter and are sharded with it; step counters are scalars and are not.
             return torch.zeros_like(owner) if owner.shape == shape else torch.zeros(shape)
         if part == _EMA:
             return torch.zeros_like(self.average.model.state_dict()[rest]) if self.average else None

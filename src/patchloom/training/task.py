@@ -28,9 +28,11 @@ class Metric:
     percent: bool = False  # how to print it: a fraction as a percentage
 
     def improves(self, value: float, best: float | None) -> bool:
+        """Whether `value` is better than `best`; the first value always is, an equal one is not."""
         return best is None or (value > best if self.higher_is_better else value < best)
 
     def text(self, value: float) -> str:
+        """The value as it is printed."""
         return f"{value:.2%}" if self.percent else f"{value:.4f}"
 
 
@@ -79,6 +81,7 @@ class Task:
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `state` gave, in place."""
         own = self.state()
+        # The symmetric difference: names that only one side has, whichever side it is.
         if missing := own.keys() ^ state.keys():
             raise KeyError(f"state {sorted(missing)}")
         with torch.no_grad():
@@ -87,7 +90,11 @@ class Task:
 
     def batches(self, start: int, end: int) -> Generator[Any, None, None]:
         """This process's share of the batches of steps `start` to `end`: tensors in any nesting of tuples, lists and
-        dictionaries. The loop moves them to the device, and splits them along the first dimension to accumulate."""
+        dictionaries. The loop moves them to the device, and splits them along the first dimension to accumulate.
+
+        Batches depend on the step only, never on those before: a resumed run asks for them from its own step on, and
+        must get what an undisturbed run would have got.
+        """
         raise NotImplementedError
 
     def split_batch(self, batch: Any, parts: int) -> list[Any]:
@@ -143,6 +150,7 @@ def split(batch: Any, parts: int) -> list[Any]:
 
     def part(value: Any, i: int) -> Any:
         if isinstance(value, Tensor):
+            # Views, not copies.
             return value.tensor_split(parts)[i]
         size, more = divmod(len(value), parts)  # as tensor_split divides: the first parts have one more
         start = i * size + min(i, more)
@@ -152,7 +160,9 @@ def split(batch: Any, parts: int) -> list[Any]:
 
 
 def head(batch: Any, count: int) -> Any:
-    """The first samples of a batch."""
+    """The first samples of a batch.
+    The first `count` samples of a batch, in the same structure.
+    """
     return _each(batch, lambda values: values[:count])
 
 
@@ -164,5 +174,6 @@ def _each(batch: Any, function: Callable[[Any], Any]) -> Any:
         return {name: _each(value, function) for name, value in batch.items()}
     if isinstance(batch, tuple):
         values = [_each(value, function) for value in batch]
+        # A namedtuple takes its values as arguments, a plain tuple as one sequence.
         return type(batch)(*values) if hasattr(batch, "_fields") else tuple(values)
     return batch

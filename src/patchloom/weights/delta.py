@@ -14,10 +14,16 @@ from patchloom.weights.files import Checkpoint, digest
 
 
 def difference(network: Network, base: Network, label: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors of `network` that differ from its base, and the metadata of a delta, which describes the base."""
+    """The tensors of `network` that differ from its base, and the metadata of a delta, which describes the base.
+
+    Args:
+        label: the base's name, for the error message of a wrong base.
+    """
     theirs, ours = base.state_dict(), network.state_dict()
+    # Bitwise equality: frozen tensors are exactly those of the base.
     kept = [name for name, tensor in ours.items() if name in theirs and torch.equal(theirs[name], tensor)]
     changed = {name: tensor for name, tensor in ours.items() if name not in kept}
+    # A bare base file does not tell the number of heads; the delta remembers it.
     hints = {"heads": base.config.heads} if hasattr(base.config, "heads") else {}
     return changed, {"base": label, "sha256": checksum(base), "kept": kept, "hints": hints}
 
@@ -39,6 +45,7 @@ def join(delta: Checkpoint, base: Network | None) -> Checkpoint:
     was = f"it was made from {metadata['base']} (SHA-256 {metadata['sha256'][:12]}...)"
     if base is None:
         raise PatchloomError(f"{delta.label} is a delta. Pass its base, as in load(delta, base=...): {was}.")
+    # Unchanged tensors come from the base: another base would give a network that was never trained.
     if checksum(base) != metadata["sha256"]:
         raise PatchloomError(f"{delta.label} does not belong to this base: {was}, and this base has other weights.")
     theirs = base.state_dict()
@@ -47,7 +54,10 @@ def join(delta: Checkpoint, base: Network | None) -> Checkpoint:
 
 
 def share(network: Network, base: Network, names: list[str]) -> None:
-    """Replace the tensors `names` of a network by those of its base, so that both use the same memory."""
+    """Replace the tensors `names` of a network by those of its base, so that both use the same memory.
+
+    `setattr` puts the very parameter objects of the base into the network, not only their values.
+    """
     for name in names:
         path, _, leaf = name.rpartition(".")
         setattr(network.get_submodule(path), leaf, getattr(base.get_submodule(path), leaf))

@@ -74,7 +74,11 @@ def read(path: Path) -> Checkpoint:
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
-    """Write a .safetensors file atomically: beside `path` first, then moved into place."""
+    """Write a .safetensors file atomically: beside `path` first, then moved into place.
+
+    Raises:
+        PatchloomError: the path is not a .safetensors file, the disk is full, or tensors share memory.
+    """
     if path.suffix != ".safetensors":
         raise PatchloomError(f"patchloom writes .safetensors files, not {path.name!r}.")
     path = path.resolve()  # a symbolic link stays: its target is replaced
@@ -83,6 +87,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]
         path.parent.mkdir(parents=True, exist_ok=True)
         owners: dict[int, str] = {}
         for name, tensor in tensors.items():
+            # Tied weights would be written twice and untied when read; the caller must decide.
             if tensor.numel() and (other := owners.setdefault(tensor.data_ptr(), name)) != name:
                 raise RuntimeError(f"{other} and {name} share memory, which safetensors cannot store")
         plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -113,6 +118,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
             "data_offsets": [offset, offset + size],
         }
         offset += size
+    # The same input gives the same bytes: names are sorted, and JSON keeps their order.
     text = json.dumps({"__metadata__": {"format": "pt", **metadata}, **header}).encode()
     text += b" " * (-len(text) % 8)  # the format aligns tensors to 8 bytes
     with open(path, "wb") as file:
@@ -129,6 +135,7 @@ def unwrap(content: Any, label: str) -> dict[str, Tensor]:
 
     Raises PatchloomError if there is none, or a tensor is sparse, quantised or without values.
     """
+    # {"model": {...}} in the official repositories, {"state_dict": {...}} in timm's and Lightning's.
     for key in _WRAPPERS:
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
@@ -165,6 +172,7 @@ def _read_safetensors(path: Path) -> Checkpoint:
 def _check_header(path: Path) -> None:
     """Refuse a huge header: names, shapes and metadata are parsed at once and could take gigabytes."""
     with open(path, "rb") as file:
+        # A safetensors file begins with the length of its JSON header, eight bytes, little-endian.
         size = int.from_bytes(file.read(8), "little")
     if _MAX_HEADER < size < path.stat().st_size:  # a header longer than the file is damaged, which safetensors reports
         raise PatchloomError(f"{path} is refused: its header has {size:,} bytes, more than {_MAX_HEADER:,}.")
@@ -246,7 +254,10 @@ def _read_shards(folder: Path) -> Checkpoint:
 
 
 def digest(info: str, tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 of the state and the tensors of a training checkpoint."""
+    """SHA-256 of the state and the tensors of a training checkpoint.
+
+    Names are sorted, so that the order of a state dict does not matter; dtype and shape tell equal bytes apart.
+    """
     whole = hashlib.sha256(info.encode())
     for name in sorted(tensors):
         whole.update(f"{name} {tensors[name].dtype} {list(tensors[name].shape)}".encode())
@@ -255,15 +266,21 @@ def digest(info: str, tensors: Mapping[str, Tensor]) -> str:
 
 
 def raw_bytes(tensor: Tensor) -> memoryview:
-    """The memory of a tensor, without a copy if it is contiguous; by way of uint8, since numpy has no bfloat16."""
+    """The memory of a tensor, without a copy if it is contiguous; by way of uint8, since numpy has no bfloat16.
+
+    Returns:
+        Bytes in the machine's order, which is little-endian wherever torch runs; the format demands that.
+    """
     return memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
 
 
 def _of_training(tensors: dict[str, Tensor], metadata: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The averaged (EMA) weights of a training checkpoint, or the raw ones if the run does not average."""
     # version 0.1 averaged one network, and called it `ema`
+    # The longest prefix first: "ema." also matches what "ema.model." matches.
     parts = [part for part in ("ema.model.", "ema.", "model.") if any(name.startswith(part) for name in tensors)]
     part = parts[0] if parts else "model."
+    # Optimizer states and the raw weights of an averaging run are left out.
     weights = {name.removeprefix(part): tensor for name, tensor in tensors.items() if name.startswith(part)}
     kind = "averaged" if part.startswith("ema.") else "raw"
     return weights, {**metadata, "layout": "patchloom", "weights": kind}

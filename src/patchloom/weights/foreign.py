@@ -51,6 +51,7 @@ def load_timm(
     config = foreign_config(f"{TIMM}{name}", name).replace(**_classes_of(tensors, name), **options)
     named = {f"{_PREFIX}{key}": tensor for key, tensor in tensors.items()}
     model = _restore(Checkpoint(source, named), config, img_size, num_classes, in_chans, True)
+    # timm's classifiers with 1000 outputs are in ImageNet's order.
     if model.config.num_classes == config.num_classes == CLASSES:
         model.class_names = check_class_names(imagenet_names(), CLASSES)
     return model
@@ -82,7 +83,11 @@ def describes_timm(checkpoint: Checkpoint) -> bool:
 def restore(
     checkpoint: Checkpoint, img_size: Any, num_classes: int | None, in_chans: int | None, strict: bool, **hints: Any
 ) -> ForeignNetwork:
-    """The network that a file of ours describes, in eval mode, with its preprocessing and class names."""
+    """The network that a file of ours describes, in eval mode, with its preprocessing and class names.
+
+    Raises:
+        PatchloomError: tensors do not fit, or a hint contradicts the file.
+    """
     config = config_from_json(checkpoint.metadata["config"])
     assert isinstance(config, ForeignConfig)
     if wrong := [name for name in hints if name not in _FREE_HINTS]:
@@ -121,6 +126,7 @@ def _restore(
     if about.get("class_names"):
         model.class_names = check_class_names(about["class_names"], config.num_classes)
     if num_classes is not None and num_classes != config.num_classes:
+        # After loading, so that a head of the old size does not fail the strict check.
         model.reset_head(num_classes)
         heads = [name for name, role in parameter_roles(model).items() if role == "head"]
         why = f"{config.num_classes} classes in the file, {num_classes} asked for"

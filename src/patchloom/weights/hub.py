@@ -44,7 +44,10 @@ def is_remote(source: str | PathLike[str]) -> bool:
 
 
 def published_tags(name: str) -> list[str]:
-    """The names in timm's catalogue for a patchloom model, such as "cait_s24_384.fb_dist_in1k"."""
+    """The names in timm's catalogue for a patchloom model, such as "cait_s24_384.fb_dist_in1k".
+
+    Variants by image size are separate entries in the catalogue.
+    """
     base = timm_name(name)
     known = import_timm().list_pretrained(f"{base}_*") if base else []
     return [full for full in known if re.fullmatch(rf"{base}_\d+\.\w+", full)]
@@ -133,6 +136,7 @@ def _pretrained_cfg(source: str) -> tuple[Any, dict[Any, str]]:
         raise PatchloomError(f"Unknown tag {tag!r} of {name}. {choices}.{did_you_mean(tag, tags)}")
     cfgs = [timm.models.get_pretrained_cfg(full) for full in candidates]
 
+    # False sorts before True: 224 pixels first, then the smallest.
     chosen = min(cfgs, key=lambda cfg: (cfg.input_size[1] != 224, cfg.input_size[1]))
     others = {tuple(cfg.input_size[1:]): f"{cfg.architecture}.{cfg.tag}" for cfg in cfgs if cfg is not chosen}
     return chosen, others
@@ -176,6 +180,7 @@ def _download(repository: str, filenames: tuple[str, ...], label: str) -> Path:
     except ImportError as error:
         raise PatchloomError(f"Published weights need huggingface_hub: {install_hint('hub')}") from error
     try:
+        # The cache is asked first: without a network, weights that were fetched once still load.
         cached = [name for name in filenames if isinstance(try_to_load_from_cache(repository, name), str)]
         unreachable = _unreachable(repository, (cached or filenames)[0])
         if unreachable is not None and not cached:
@@ -211,6 +216,7 @@ def _unreachable(repository: str, filename: str) -> BaseException | None:
         except Exception as error:  # of whichever HTTP library the client uses
             reasons.append(error)
 
+    # A daemon thread that still waits for a name server does not keep the program from ending.
     thread = threading.Thread(target=request, daemon=True)
     thread.start()
     thread.join(_TIMEOUT)

@@ -66,6 +66,7 @@ def check_described(config: PatchConfig, state: State, label: str, strict: bool)
 
 def _measured(config: PatchConfig, state: State) -> dict[str, int]:
     """The options that determine the size of a network, measured on tensors; `img_size` as a number of positions."""
+    # Only kernels of convolutions have four dimensions.
     kernels = [(name, tensor) for name, tensor in state.items() if name.startswith("stem.proj.") and tensor.ndim == 4]
     # Several convolutions in a row: the first one reads the image.
     first = min(kernels, key=lambda pair: [int(part) for part in pair[0].split(".") if part.isdigit()], default=None)

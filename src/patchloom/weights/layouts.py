@@ -59,6 +59,7 @@ def _official_blocks(ours: str, theirs: str, branches: int = 1) -> Rules:
     for p in range(branches):
         digit, suffix = (str(p), f"_{p}") if p else ("", "")
         for number, residual, layer in ((1, "mixing", "attn"), (2, "ffn", "mlp")):
+            # Doubled braces keep {i} in the rule: it is filled in when a name is matched.
             at = f"{ours}.{{i}}.{residual}.branches.{p}"
             rules += [
                 (f"{at}.norm", f"{theirs}.{{i}}.norm{number}{digit}"),
@@ -70,6 +71,7 @@ def _official_blocks(ours: str, theirs: str, branches: int = 1) -> Rules:
 
 def official_rules(branches: int = 1) -> Rules:
     """The rules of the official repositories, for networks with this many parallel branches."""
+    # Rules are tried in this order: qkv_pos must match before the general attn.
     trunk, pool = _official_blocks("blocks", "blocks", branches), _official_blocks("pool", "blocks_token_only")
     return _CONV_BRANCH + trunk + pool + _OUTSIDE
 
@@ -93,6 +95,7 @@ def rename(name: str, rules: Rules, back: bool = False) -> str | None:
     """The name in the other layout, from ours or (with `back`) to ours; None if no rule matches."""
     for pattern, target in _compiled(tuple(rules), back):
         if match := pattern.fullmatch(name):
+            # A rule has at most one number; `rest` is what follows the name, such as ".weight".
             *numbers, rest = match.groups()
             return target.format(i=numbers[0] if numbers else "") + (rest or "")
     return None
@@ -102,7 +105,9 @@ def rename(name: str, rules: Rules, back: bool = False) -> str | None:
 def _compiled(rules: tuple[tuple[str, str], ...], back: bool) -> list[tuple[re.Pattern[str], str]]:
     pairs = [(theirs, ours) if back else (ours, theirs) for ours, theirs in rules]
     return [
-        (re.compile(re.escape(source).replace(r"\{i\}", r"(\d+)") + r"(\..+)?"), target) for source, target in pairs
+        # re.escape turns {i} into \{i\}, which becomes a group of digits.
+        (re.compile(re.escape(source).replace(r"\{i\}", r"(\d+)") + r"(\..+)?"), target)
+        for source, target in pairs
     ]
 
 
@@ -110,6 +115,10 @@ def to_ours(state: Mapping[str, Tensor], layout: str | None = None) -> tuple[str
     """Rename a state dict to our names: returns the layout, the renamed tensors, and the names that no rule matches.
 
     The layout is recognised from the names, unless `layout` is "patchloom". Raises PatchloomError if it is unknown.
+
+    Args:
+        state: tensors as a file has them.
+        layout: what the file says, if it is ours; None to recognise it.
     """
     layout, rules = ("patchloom", []) if layout == "patchloom" else _recognise(state)
     if layout == "patchloom":
@@ -128,6 +137,7 @@ def to_ours(state: Mapping[str, Tensor], layout: str | None = None) -> tuple[str
 def _recognise(state: Mapping[str, Tensor]) -> tuple[str, Rules]:
     if any(re.match(r"(blocks|pool)\.\d+\.(mixing|ffn)\.branches\.", name) for name in state):
         return "patchloom", []
+    # The order matters: timm's parallel blocks and LayerScale are tested before what both layouts share.
     if any(".linear_tokens." in name for name in state):
         return "timm", _TIMM_RESMLP
     if branches := count(state, r"blocks\.\d+\.attns\.(\d+)\."):
@@ -163,6 +173,11 @@ def from_ours(state: State, config: Config, layout: str) -> State:
     """Tensors of a patchloom network under the names and in the shapes of another layout.
 
     Raises PatchloomError if the layout has no counterpart for the network.
+
+    Args:
+        state: tensors under our names.
+        config: of their network: decides which names and shapes the layout has.
+        layout: "patchloom", "official" or "timm".
     """
     if layout == "patchloom":
         return state
@@ -241,6 +256,7 @@ def _as_timm_shapes(state: State, config: Any) -> None:
         if re.search(r"\.(alpha|beta)$", name):
             state[name] = tensor[None, None]
     if written_config(config, "timm") != config:
+        # F.pad counts from the last dimension: (0, 0) for channels, (prefix, 0) adds rows in front of the patches.
         state["pos_embed"] = F.pad(state["pos_embed"], (0, 0, config.prefix_tokens, 0))
 
 
@@ -274,5 +290,6 @@ def _join_class_heads(state: Mapping[str, Tensor]) -> State:
         heads = [state[f"head.{c}.{kind}"] for c in range(classes)]
         if any(head.shape != heads[0].shape or head.shape[:1] != (1,) for head in heads):
             raise PatchloomError(f"head.0.{kind} and the following do not have the shapes of one head per class.")
+        # (1, D) weights of every class, stacked to (classes, D).
         joined[f"head.{kind}"] = torch.cat(heads)
     return joined

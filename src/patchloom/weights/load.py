@@ -92,16 +92,19 @@ def load(
         hints = {"queries": "per_class", **hints}
     origin = _describe(checkpoint, state, img_size, source_size, hints)
     if "config" in checkpoint.metadata:
+        # Before `build`: a forged config must not make us allocate gigabytes.
         check_described(origin, state, checkpoint.label, strict)
     _assume_imagenet(checkpoint, state, origin)
     wanted = _wanted(origin, img_size, num_classes, in_chans)
     report = LoadReport(
         checkpoint.label, layout, wanted.name, checkpoint.metadata.get("weights"), unused=unused, notes=checkpoint.notes
     )
+    # Shapes are compared on the meta device, so that nothing is allocated for weights that do not fit.
     shape = patch_network(shape_of(wanted, checkpoint.label))
     _fit_sizes(state, origin, shape, report)
     _drop_other_heads(state, origin, shape, num_classes is not None, report)
     _match(state, shape, report, strict)
+    # Random initialisation of a large network takes seconds, and every tensor is about to be overwritten.
     model = shape.to_empty(device="cpu") if _covers(report, shape) else patch_network(build(wanted))
     own = model.state_dict()
     with torch.no_grad():
@@ -149,6 +152,10 @@ def copy_scales(model: Network, source: Source, **hints: Any) -> list[str]:
     3.5.3: create it with scale_trainable=False). Returns the names of the copied parameters; nothing else changes.
 
     Raises PatchloomError unless both networks have the same scales, of the same shapes.
+
+    Args:
+        model: changed in place.
+        source: what `load` takes; `hints` are for it.
     """
     ours, theirs = _scales(model), _scales(load(source, **hints))
     label, name = "the state dict" if isinstance(source, Mapping) else source, model.config.name
@@ -238,6 +245,7 @@ def _fit_sizes(state: State, origin: PatchConfig, model: PatchNetwork, report: L
     old, new = origin.grid, model.config.grid
     channels = model.config.in_chans
     for name, resize_grid in _size_dependent(model).items():
+        # None as function means "depends on channels", hence the two conditions.
         if name not in state or (origin.in_chans == channels if resize_grid is None else old == new):
             continue
         before = state[name].float()
@@ -320,6 +328,7 @@ def _set_metadata(metadata: Mapping[str, Any], origin: Config, model: Network) -
             raise PatchloomError(
                 f"Preprocessing has {len(recorded.mean)} channels, but the network has {origin.in_chans}."
             )
+        # mean and std have one value per channel: with others they do not apply.
         if model.config.in_chans == origin.in_chans:
             model.preprocessing = replace(recorded, img_size=model.config.img_size)
     if metadata.get("class_names") and model.config.num_classes == origin.num_classes:

@@ -36,6 +36,7 @@ class Parts:
         self.trunk = self._any_block("blocks")
         self.pool = self._any_block("pool")
         self.depth = count(state, r"blocks\.(\d+)\.")
+        # Without pooling layers the option is not used: 2 is the default of the configs.
         self.class_depth = count(state, r"pool\.(\d+)\.") or 2
 
     def mixes_by(self, *layers: str) -> bool:
@@ -72,6 +73,7 @@ def _vit(parts: Parts, wanted: Any, source: Any, hints: dict[str, Any]) -> dict[
     staged, talking = bool(parts.pool), parts.trunk.get(f"{_MIX}fn.proj_l.bias")
     # average pooling only on request: otherwise a file without a class token is an incomplete file
     aggregation = hints.get("aggregation", "class_attention" if staged else "class_token")
+    # Only tokens in the trunk can have positions; CaiT's join later and have none.
     prefix = 1 + parts.distilled if aggregation == "class_token" else 0
     positions = parts.state.get("positions")
     size, position_prefix = _free_size(wanted, source), 0
@@ -102,6 +104,7 @@ def _resmlp(parts: Parts, wanted: Any, source: Any, _: dict[str, Any]) -> dict[s
     mixing, tokens = _mixing(parts.trunk)
     positions = parts.state.get("positions")
     if tokens is None and (row := parts.pool.get(f"{_MIX}fn.weight")) is not None:
+        # The row of a class-MLP has one weight per patch, and one for the class token.
         tokens = row.shape[1] - 1
     elif tokens is None and positions is not None:
         tokens = positions.shape[1]
@@ -192,6 +195,7 @@ def _stem(state: State, dim: int) -> dict[str, Any]:
         kind, patch = "linear_norm" if normed else "linear_gelu", sides[0]
         norm = {"stem_norm": "layer" if "stem.proj.1.norm.weight" in stem else "batch"} if normed else {}
         return {"stem": kind, "patch_size": patch, "in_chans": kernels[0].shape[1], **norm}
+    # 3 x 3 convolutions of stride 2 each halve the image; those of hMLP have kernels as large as their stride.
     conv = sides[0] == 3
     return {
         "stem": "conv" if conv else "hmlp",
@@ -244,6 +248,7 @@ def _positions_size(count: int, prefix: int, patch: int, wanted: Any, source: An
     choices = sorted({prefix, 0}, reverse=True)
     requested = source if source is not None else wanted
     fitting = [rows for rows in choices if requested is not None and count - rows == prod(_grid(requested, patch))]
+    # 196 = 14^2 positions, or 197 with one for the class token: whichever is a square.
     square = [rows for rows in choices if count > rows and isqrt(count - rows) ** 2 == count - rows]
     if source is None and square and square[0] not in fitting:
         return (isqrt(count - square[0]) * patch,) * 2, square[0]

@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 
 @dataclass
 class LoadReport:
-    """Tensors by what happened to them, under patchloom's names. `print(model.load_report)` shows them as a table."""
+    """Tensors by what happened to them, under patchloom's names. `print(model.load_report)` shows them as a table.
+
+    `loaded` includes resized tensors. `missing` and `unused` are empty after a strict load.
+    """
 
     source: str
     layout: str

@@ -16,6 +16,7 @@ def resize_cross_patch(matrix: Tensor, old: Grid, new: Grid) -> Tensor:
 
     The result is divided by the growth in patches, so that sums over a row, and the output for a constant image, stay.
     """
+    # Columns are the patches that are read, rows those that are written: both lie on the grid.
     columns = _resize_columns(matrix, old, new)
     return _resize_columns(columns.T, old, new).T * _growth(new, old)
 
@@ -39,6 +40,7 @@ def resize_channels(weight: Tensor, channels: int) -> Tensor:
     old = weight.shape[1]
     if channels == 1:
         return weight.sum(dim=1, keepdim=True)
+    # RGBRG... for five channels; the factor keeps the sum, and with it the scale of the tokens.
     return weight[:, torch.arange(channels) % old] * (old / channels)
 
 
@@ -48,5 +50,8 @@ def _resize_columns(matrix: Tensor, old: Grid, new: Grid) -> Tensor:
 
 
 def _growth(new: Grid, old: Grid) -> float:
-    """One over the growth in patches."""
+    """One over the growth in patches.
+
+    Interpolation keeps values; with more columns their sum grows, so each is divided by the growth.
+    """
     return old[0] * old[1] / (new[0] * new[1])

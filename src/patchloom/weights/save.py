@@ -25,6 +25,10 @@ def save(model: Network, path: str | PathLike[str], layout: str = "patchloom") -
     In every layout the metadata of the file has config, preprocessing and class names, so that `load` needs no hints.
     For a compiled, data-parallel or averaged network, the network inside it is saved. Raises PatchloomError if the
     file cannot be written or the layout does not support the network.
+
+    Args:
+        path: ends with .safetensors; written aside and renamed, so that it is never half a file.
+        layout: "patchloom", "official" or "timm".
     """
     if not isinstance(path, str | PathLike):
         raise PatchloomError(f"save needs a path, not {path!r}.")
@@ -47,7 +51,11 @@ def save_delta(model: Network, path: str | PathLike[str], base: Network, label: 
 
 
 def describe(network: Network, layout: str) -> dict[str, Any]:
-    """The metadata that is saved with weights: layout, config, preprocessing and class names."""
+    """The metadata that is saved with weights: layout, config, preprocessing and class names.
+
+    Raises:
+        PatchloomError: the network is a fused copy, whose tensors are products of the original ones.
+    """
     if isinstance(network, FusedNetwork):
         raise PatchloomError("A fused copy cannot be saved. Save the network it was made from.")
     config, names = network.config, network.class_names

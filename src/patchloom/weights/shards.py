@@ -31,6 +31,7 @@ def begin_shards(folder: Path, tensors: Mapping[str, Tensor], group: Any) -> Fut
     """Copy this process's parts of the tensors and write them in the background. All of `group` must call it."""
     from torch.distributed.checkpoint import HuggingFaceStorageWriter, async_save
 
+    # save_distributed: each process writes its own file; otherwise one would gather all.
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
     # the safetensors writer does not support scalars; the seal lists their names, and reading restores the shape
     flat = {name: tensor if tensor.ndim else tensor.reshape(1) for name, tensor in tensors.items()}
@@ -45,6 +46,7 @@ def seal_shards(folder: Path, info: Mapping[str, Any], tensors: Mapping[str, Ten
         "scalars": sorted(name for name, tensor in tensors.items() if tensor.ndim == 0),
         "sha256": {path.name: _digest(path) for path in sorted(folder.glob("*.safetensors"))},
     }
+    # The folder still has its temporary name: a half-written seal is never seen under a checkpoint's name.
     with open(folder / _SEAL, "w") as file:
         json.dump(content, file)
         file.flush()
@@ -83,6 +85,7 @@ def read_shards(
             tensors[name] = tensor if tensor.ndim else tensor.reshape(1)
     with _damaged_if_unreadable(folder), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that only this process reads, which is intended
+        # no_dist: each process reads what it needs by itself, since the number of processes may have changed.
         load(tensors, storage_reader=reader, no_dist=True)
     return {name: t.reshape(()) if name in seal["scalars"] else t for name, t in tensors.items()}, seal["info"]
 
@@ -115,6 +118,7 @@ def sync(path: Path) -> None:
 
 
 def _digest(path: Path) -> str:
+    """SHA-256 of a file, read in pieces of a megabyte."""
     whole = hashlib.sha256()
     with open(path, "rb") as file:
         while chunk := file.read(_CHUNK):

@@ -29,6 +29,7 @@ def timm_network(config: Any) -> nn.Module:
         return mixer.MlpMixer(**options, num_blocks=config.depth, block_layer=mixer.ResBlock, norm_layer=mixer.Affine)
     options |= {"depth": config.depth, "num_heads": config.heads}
     if config.aggregation == "class_attention":
+        # Any registered CaiT will do: the options replace all of its sizes.
         return timm.create_model("cait_xxs24_224", **options, depth_token_only=config.class_depth)
     options["init_values"] = 1e-5 if config.scale == "layerscale" else None
     if config.distilled:

@@ -42,9 +42,18 @@ def disagreement(
     Returns names, rates (a symmetric table, names by names) and, of distilled models, cosines (class and
     distillation token before the first block, then after each) and parameter_cosines (of the two parameters alone,
     without their positions).
+
+    Args:
+        models: run folders, weight files, published tags, timm:NAME or .onnx files; one or more.
+        data, labels, split: as of `evaluate`. Without `split`, the images that all runs among the models held out.
+        batch: images per forward pass.
+
+    Raises:
+        PatchloomError: no model is given, or the classes of a model and of the data cannot be matched.
     """
     if not models:
         raise PatchloomError("Disagreement needs at least one model.")
+    # Images that one of the models was trained on would make it look better than the others.
     common = _common_split([run for run in (held_out_by(model, data) for model in models) if run is not None])
     source, items = open_items(data, labels, split, common, console=console)
     names, decisions = [TRUTH], []
@@ -58,6 +67,7 @@ def disagreement(
         forwards: dict[str, Any] = {label: None}
         if network.head_distill is not None:
             forwards |= {f"{label} ({head})": head_forward(network, head) for head in ("class", "distill")}
+            # Hooks and token parameters are those of the network itself, not of its fused copy.
             plain = open_model(model, device=device)
             cosines[label] = _cosines(plain, source, items)
             parameters[label] = token_parameter_cosine(plain)
@@ -84,6 +94,7 @@ def _common_split(runs: Sequence[RunSplit]) -> RunSplit | None:
 
 
 def _cosines(network: Any, source: Any, items: Sequence[Any]) -> list[float]:
+    """The cosines of class and distillation token on a sample of the images."""
     pictures = [source.picture(item) for item in spread(items, _TOKEN_IMAGES)]
     return token_cosines(network, to_batch(pictures, network.preprocessing, next(network.parameters()).device))
 
@@ -112,6 +123,7 @@ def draw_disagreement(result: dict[str, Any], path: Path) -> None:
     table.set_xticks(range(len(names)), labels, rotation=40, ha="right")
     table.set_yticks(range(len(names)), labels)
     for i, j in np.ndindex(*rates.shape):
+        # cividis is bright for high values: black text is legible there, white text on the dark cells.
         bright = rates[i, j] > rates.max() / 2
         table.text(j, i, f"{rates[i, j]:.1%}", ha="center", va="center", color="black" if bright else "white")
     table.set_title(f"different decisions, {result['count']} images")

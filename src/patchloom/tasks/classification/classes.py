@@ -1,4 +1,8 @@
-"""Which output of a model belongs to which class of the data: by name, by ImageNet's names, by index, or by order."""
+"""Which output of a model belongs to which class of the data: by name, by ImageNet's names, by index, or by order.
+
+Class orders differ between programs, and silently wrong labels look like a bad model. So names decide wherever both
+sides have them; an order alone is used only if the numbers of classes are equal, and is always reported.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +38,13 @@ def match_names(
     that says how the names were interpreted where the model's are unknown.
 
     data, model   class names; of a model without any, None
+    num_classes   outputs of the model, whether they have names or not
     class_map     class names of the data -> class names or indices of the model
+    who, where    how messages call the model and the data
+    advice        what messages suggest
+
+    Raises:
+        PatchloomError: a class that is used has no place, or the class map is wrong.
     """
     check_class_map(class_map or {}, data, where)
     targets = {name: str(target) for name, target in (class_map or {}).items()}
@@ -72,9 +82,13 @@ def match_names(
 def _known_places(
     model: Sequence[str] | None, num_classes: int, wanted: Sequence[str]
 ) -> tuple[dict[str, int] | None, str | None]:
-    """Index by name, with how the names were interpreted; None where only an order is left."""
+    """Index by name, with how the names were interpreted; None where only an order is left.
+
+    In this order: the model's own names, numbers as indices, ImageNet's names.
+    """
     numbers = {name: int(name) for name in wanted if _is_number(name)}
     _refuse_equal_numbers(numbers)
+    # Reversed, so that of two outputs with the same name the first one wins.
     own = {name: i for i, name in reversed(list(enumerate(model or ())))}
     order = imagenet_order(model)
     if model is not None and (order is None or all(name in own for name in wanted)):
@@ -82,6 +96,7 @@ def _known_places(
     # also for ImageNet's classes: the folders of ImageNet-V2 are 0 to 999
     if wanted and all(name in numbers for name in wanted):
         row = None if order is None else {index: i for i, index in enumerate(order)}
+        # `order` maps the model's outputs to ImageNet's indices, `row` is its inverse.
         valid = {name: row[i] if row else i for name, i in numbers.items() if i < num_classes}
         whose = "ImageNet's " if order else ""
         return valid, f"The class names of the data are numbers: they are taken as {whose}class indices, from 0."

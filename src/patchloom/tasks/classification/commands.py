@@ -149,6 +149,7 @@ def _plan_finetune(options: argparse.Namespace) -> Any:
 
     distillation, asked = _distillation(options), options.resolution
     changes, model_options = parse_words(options.settings, ClassificationOptions, ("mean", "std"))
+    # --resolution R is short for resolution=R; both are fine if they agree.
     if asked is not None and changes.setdefault("resolution", asked) != asked:
         raise PatchloomError(f"--resolution {asked} and resolution={changes['resolution']} differ: give one of them.")
     mean, std = changes.pop("mean", None), changes.pop("std", None)
@@ -174,6 +175,7 @@ def _choose(options: argparse.Namespace) -> list[str]:
     choice = choose(options.data, options.labels, options.model, options.recipe)
     added = [name for name in ("model", "recipe") if getattr(options, name) is None]
     words = [word for name in added for word in (f"--{name}", getattr(choice, name))]
+    # What the user set on the command line wins over the choice.
     named = {word.partition("=")[0] for word in options.settings}
     settings = [word for word in choice.settings if word.partition("=")[0] not in named]
     options.model, options.recipe = choice.model, choice.recipe
@@ -194,12 +196,14 @@ def _distillation(options: argparse.Namespace) -> Any:
     teachers = [name for name in (getattr(options, "first_teacher", None), *getattr(options, "teacher", [])) if name]
     given = {name: getattr(options, name, None) for name in ("method", "weight", "tau", "kl", "cache")}
     fields = {name: value for name, value in given.items() if value is not None}
+    # `teacher.KEY` words describe a bare weight file: the network's options, or the mean and std of its images.
     words = [word for word in options.settings if word.startswith("teacher.")]
     if not teachers:
         if fields or words:
             raise PatchloomError(f"{next((f'--{name}' for name in fields), *words[:1])} is for a --teacher.")
         return None
     options.settings = [word for word in options.settings if word not in words]
+    # mean and std have keys of their own in `parse_words`; all others are options of a model, hence the prefix.
     colours = [word.removeprefix("teacher.") for word in words if word.startswith(("teacher.mean=", "teacher.std="))]
     others = [
         f"model.{word.removeprefix('teacher.')}" for word in words if word.removeprefix("teacher.") not in colours

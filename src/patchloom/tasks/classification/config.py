@@ -58,6 +58,7 @@ class DistillationConfig:
 
     def __post_init__(self) -> None:
         if self.cache is not None:
+            # Absolute, because a run may be resumed from another folder. The class is frozen, hence object.__setattr__.
             object.__setattr__(self, "cache", str(Path(self.cache).absolute()))
         if self.method is not None:
             check_choice("--method", self.method, METHODS)
@@ -85,7 +86,11 @@ class DistillationConfig:
 
 @dataclass(frozen=True)
 class ClassificationConfig:
-    """Data, model and where the training starts."""
+    """Data, model and where the training starts.
+
+    `train`, `distill` and `finetune` differ in which of `start` and `distillation` are set; a fine-tuning with a
+    teacher has both.
+    """
 
     data: str
     labels: str | None
@@ -110,6 +115,7 @@ class ClassificationConfig:
             "model": self.model.to_json(),
             "model_options": self.model_options,
             "start": self.start and dataclasses.asdict(self.start),
+            # The key is "teaching" for the sake of run folders that version 0.1 wrote.
             "teaching": self.distillation and dataclasses.asdict(self.distillation),
             "scales_from": self.scales_from,
         }
@@ -121,6 +127,7 @@ class ClassificationConfig:
             values["data"],
             values["labels"],
             config_from_json(values["model"]),
+            # JSON has lists only; configs compare and hash tuples.
             {key: tuple(v) if isinstance(v, list) else v for key, v in values["model_options"].items()},
             start=start and Start.from_json(start),
             distillation=teaching and DistillationConfig.from_json(teaching),
@@ -139,6 +146,7 @@ def upgrade_settings(values: Mapping[str, Any]) -> Mapping[str, Any]:
         return values
     model = values["model"]
     scale = values["model_options"].get("scale", model.get("scale"))
+    # In such settings, a recipe's layerscale alone decided whether the branches of a ViT were scaled.
     if scale == "none" and model.get("family") == "vit" and values.get("layerscale") is not None:
         scale = "layerscale"
     changed: dict[str, Any] = {"scale": scale}

@@ -47,11 +47,13 @@ def choose(
         return Choice(model, recipe)
     source = open_source(data, labels)
     count, side = len(source.items()), median_side(source)
+    # A model decides its family; without one the recipe does, and without both DeiT.
     family = find_config(model).family if model else _family_of(recipe or "deit")
     few = side <= SMALL_SIDE or count < FEW_IMAGES
     size = 0 if side <= SMALL_SIDE else 1 if few else 2
     chosen = recipe or _RECIPES.get(family, "deit") + SUFFIX * few
     batch = find_recipe(chosen).batch_size
+    # The effective batch stays the recipe's: its learning rate was tuned for it.
     settings = () if recipe or batch <= _ACCUMULATED else (f"accumulate={batch // _ACCUMULATED}",)
     reason = f"{count} images, the median of their shorter sides {side:g} pixels"
     return Choice(model or _MODELS[family][size], chosen, settings, reason)

@@ -28,7 +28,12 @@ from patchloom.tasks.classification.teachers import OnnxNetwork, open_teacher
 
 
 def evaluate(model: Model, data: str | PathLike[str], **options: Any) -> dict[str, Any]:
-    """top1, top5, loss, ece (fractions), count and per_class of a model on labelled images; options as of `scores`."""
+    """top1, top5, loss, ece (fractions), count and per_class of a model on labelled images; options as of `scores`.
+
+    Args:
+        model: a network, or what `patchloom.load` takes, timm:NAME or an .onnx file.
+        data: what `patchloom.data.opening.open_source` takes.
+    """
     return scores(model, data, **options).summary()
 
 
@@ -69,6 +74,7 @@ def scores(
     """
     if batch < 1 or workers < 0:
         raise PatchloomError(f"A batch has at least one image, and workers are 0 or more: {batch}, {workers}.")
+    # The network comes first: a wrong name or option is found before the images are read.
     network = ready(model, resolution, base, int8, device)
     if imagenet_only:
         real_order(network.class_names or tuple(map(str, range(network.config.num_classes))))
@@ -89,10 +95,20 @@ def ready(
     int8: bool = False,
     device: Device = "auto",
 ) -> Network | OnnxNetwork:
-    """A network as it is evaluated: ours fused, one of timm or in an ONNX file as it is."""
+    """A network as it is evaluated: ours fused, one of timm or in an ONNX file as it is.
+
+    Args:
+        resolution: another image size; positions and cross-patch matrices are resized.
+        base: for a delta, the weights that it was made from.
+        int8: quantise the matrix multiplications of the fused copy.
+
+    Raises:
+        PatchloomError: `base` or `int8` with a network that is not patchloom's.
+    """
     if (is_timm(model) or is_onnx(model)) and (base is not None or int8):
         raise PatchloomError(f"--base and --int8 are for networks of patchloom, not for {model}.")
     if not is_onnx(model):
+        # The fused copy computes the same logits faster; see `patchloom.fuse`.
         return fuse(open_model(model, resolution, base, device), int8=int8)
     hints = {} if resolution is None else {"img_size": resolution}
     return OnnxNetwork(open_teacher(str(model), choose_device(device), hints))
@@ -104,17 +120,22 @@ def real_accuracy(result: Scores, labels: Any) -> dict[str, float]:
     `labels` has a list of class indices for every image of the validation set; an image is found by the number in its
     file name, from 1 on. A prediction is right if it is one of them; images with an empty list are left out. The model
     must have ImageNet's 1000 classes: by name in any order, or without names in ImageNet's order.
+
+    Raises:
+        PatchloomError: the model has other classes, or an image has no number in its name.
     """
     order = real_order(result.class_names)
     check_real_labels(labels)
     right = []
     for key, predicted in zip(result.keys, result.predicted, strict=True):
+        # The last number in the name: ILSVRC2012_val_00000293 is image 293.
         number = re.findall(r"\d+", Path(key).stem)
         if not number or not 1 <= int(number[-1]) <= len(labels):
             raise PatchloomError(
                 f"{key} has no number from 1 to {len(labels)} in its name: ReaL cannot tell which it is."
             )
         if several := labels[int(number[-1]) - 1]:
+            # Images that the annotators gave no label are not counted at all, as in the ReaL paper.
             right.append(order[predicted] in several)
     return {"real_top1": float(np.mean(right)) if right else float("nan"), "real_count": len(right)}
 
@@ -153,6 +174,7 @@ def relabel(
 ) -> list[Item]:
     """Labels as places in the network's outputs: see `match_names`, whose interpretation is printed, or a warning where
     there is no console."""
+    # Only classes that occur must be known to the model: a folder may hold a part of ImageNet.
     place, message = match_names(
         source.class_names,
         network.class_names,

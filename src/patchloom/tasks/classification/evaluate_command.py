@@ -75,6 +75,7 @@ class _Values(argparse.Action):
     what they would be in front of them."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, kind: type, **options: Any) -> None:
+        # nargs="+" takes every word up to the next option, positional ones too; `__call__` gives those back.
         super().__init__(option_strings, dest, **{**options, "nargs": "+"})
         self.kind = kind
 
@@ -85,6 +86,7 @@ class _Values(argparse.Action):
                 numbers.append(self.kind(word))
             except ValueError:
                 free = [name for name in ("model", "data") if getattr(namespace, name, None) is None]
+                # Not even one number, or more words than there are positionals left.
                 if not i or len(words) - i > len(free):
                     called = "a whole number" if self.kind is int else "a number"
                     parser.error(f"argument {option}: {word!r} is not {called}")
@@ -160,6 +162,7 @@ def _refuse(options: argparse.Namespace, what: str, names: Sequence[str]) -> Non
     """Options that would change nothing are an error, not silence."""
     from patchloom.errors import PatchloomError
 
+    # Compared by identity: 0 is a value that was given, and equals False.
     absent = (None, False)
     present = [name for name in names if not any(getattr(options, name) is value for value in absent)]
     given = [f"--{_FLAGS.get(name, name).replace('_', '-')}" for name in present]
@@ -295,6 +298,7 @@ def _predict(options: argparse.Namespace) -> Output:
         classes = ", ".join(f"{p['class']} {p['probability']:.1%}" for p in row.get("predictions", ()))
         note = f" ({row['note']})" if "note" in row else ""
         lines.append(f"{row['path']}: {row.get('error') or classes}{note}")
+    # Some unreadable images among many are not an error of the command.
     failed = all("error" in row for row in rows)
     return Output(rows, lines, "No image could be classified; the reasons are given above." if failed else None)
 

@@ -24,9 +24,12 @@ if TYPE_CHECKING:
 def finish(task: Classification, run: Run, result: Result) -> None:
     """Score the held-out images, then write the report and the export, which comes last: with it a run is finished."""
     trained: Any = result.modules["model"]
+    # Both need every process: scoring shares the images, and sharded tensors must be gathered. Only then may the others
+    # leave.
     scores, whole = task.scores(trained) if task.split.held_out else None, whole_tensors(trained)
     if not task.processes.is_main_process:
         return
+    # A plain copy: the trained one may be compiled, sharded or synchronised.
     network = build(trained.config)
     network.load_state_dict(whole)
     network.class_names, network.preprocessing = trained.class_names, trained.preprocessing

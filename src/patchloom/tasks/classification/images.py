@@ -44,17 +44,25 @@ def open_classes(config: ClassificationConfig) -> Source:
 
 
 def open_images(config: ClassificationConfig, recipe: Recipe, context: Context, source: Source | None = None) -> Images:
-    """The images of a new run, scanned; of a resumed one, as it found them when it began. `source`: open already."""
+    """The images of a new run, scanned for unreadable files; for a resumed run, those that it began with.
+
+    `source` is given if it is open already.
+
+    Raises:
+        PatchloomError: the images of a resumed run have changed, none can be read, or (strict) one cannot.
+    """
     source = source or open_classes(config)
     fingerprint = source.fingerprint()
     if context.environment is None:
         return _scan(config, recipe, source, fingerprint, context)
     known = context.environment["data"]
+    # Other images under the same names would change every batch from here on.
     if known.get("fingerprint") != fingerprint:
         raise PatchloomError(
             f"{config.data} has changed since the run began: exact resuming needs the same images and labels."
         )
     skipped = dict(known.get("skipped", {}))
+    # Not scanned again: a file that has become unreadable meanwhile must stop the run, not change its batches.
     usable = source.without(skipped)
     return Images(usable, split_source(usable, config.splits), skipped, fingerprint)
 
@@ -63,6 +71,7 @@ def _scan(config: ClassificationConfig, recipe: Recipe, source: Source, fingerpr
     """Leave out what cannot be read. After `context.scan_seconds` the other images are taken as they are."""
     processes, console = context.processes, context.console
     glances: dict[str, bytes] = {}
+    # Each process reads its share; all get the whole list, since skipped files decide the order of the batches.
     mine = source.items()[processes.rank :: processes.count]
     parts = processes.gather((_unreadable(source, mine, console, context.scan_seconds, glances), glances))
     bad = {key: reason for part, _ in parts for key, reason in part.items()}
@@ -119,9 +128,11 @@ def _advice(config: ClassificationConfig, recipe: Recipe, split: Split) -> Itera
 def _equal_images(source: Source, split: Split, glances: Mapping[str, bytes]) -> list[str]:
     """A warning that lists images with equal pixels in both splits: with them the accuracy is too high. Only images
     with equal glances are read a second time."""
+    # hold_out=none evaluates on the training images, so every image would be found twice.
     if split.held_out is split.train:
         return []
     sides = {"training": split.train, "held out": split.held_out}
+    # A glance is a cheap digest, equal for equal pixels; different images may share one by accident.
     both = {glances.get(item.key) for item in split.train} & {glances.get(item.key) for item in split.held_out}
     both.discard(None)  # images that were not looked at
     across, _ = duplicates(

@@ -26,11 +26,17 @@ def binary_cross_entropy(logits: Tensor, targets: Tensor, threshold: float | Non
     """
     if threshold is not None:
         targets = (targets > threshold).float()
+    # The mean over classes, not their sum: the published learning rates assume it.
     return F.binary_cross_entropy_with_logits(logits.float(), targets, reduction="none").mean(dim=-1)
 
 
 def recipe_loss(recipe: Recipe, logits: Tensor, targets: Tensor) -> Tensor:
-    """The recipe's loss, one value per image."""
+    """The recipe's loss, one value per image.
+
+    Args:
+        logits: (B, classes).
+        targets: soft targets (B, classes), smoothed and mixed.
+    """
     if recipe.loss == "bce":
         return binary_cross_entropy(logits, targets, recipe.bce_threshold)
     return cross_entropy(logits, targets)
@@ -48,4 +54,5 @@ def summed_loss(loss: Loss | None, outputs: Any, targets: Any) -> Tensor:
         raise PatchloomError(
             f"The loss gives {found}; it gives a tensor, one value for the batch (its mean) or one per sample."
         )
+    # The loop divides sums by the number of samples, so a mean becomes a sum here.
     return value * len(first_tensor(targets)) if value.ndim == 0 else value

@@ -51,6 +51,7 @@ class Scores:
         }
 
     def summary(self) -> dict[str, Any]:
+        """`metrics` with the calibration error (ece) and the top-1 and number of images of every class that occurs."""
         return {
             **self.metrics(),
             **({} if self.weights is None else {"weights": self.weights}),
@@ -65,6 +66,7 @@ class Scores:
     def confusion(self) -> np.ndarray:
         """(classes, classes): rows are labels, columns predictions."""
         table = np.zeros((len(self.class_names),) * 2, dtype=int)
+        # Unlike table[i, j] += 1, add.at counts repeated pairs of indices.
         np.add.at(table, (self.labels, self.predicted), 1)
         return table
 
@@ -103,7 +105,17 @@ def score(
     forward: Callable[[Tensor], Tensor] | None = None,
 ) -> Scores:
     """Send every image through the network once. The labels of `items` are places in the network's outputs; `forward`
-    gives logits in another way than the network itself."""
+    gives logits in another way than the network itself.
+
+    Args:
+        items: with labels as places in the outputs (`relabel`), each counted once.
+        batch: images per forward pass and process.
+        processes: shares the images among them; default: this one alone.
+        after_batch: called equally often in every process; what it raises ends the scoring.
+
+    Returns:
+        The scores of all images, in the order of `items`, in every process.
+    """
     processes = processes or Processes(device=device_of(network))
     was_training = network.training
     network.eval()
@@ -123,6 +135,7 @@ def score(
         network.train(was_training)
     table = np.empty((len(items), 5))
     for process, part in enumerate(processes.gather(np.concatenate(rows)[: len(mine)])):
+        # Process r scored images r, r + count, ...: the same stride puts them back in order.
         table[process :: processes.count] = part
     names = network.class_names or tuple(map(str, range(network.config.num_classes)))
     labels, predicted, rank = (table[:, i].astype(int) for i in (0, 1, 3))
@@ -156,7 +169,9 @@ def _rows(logits: torch.Tensor, labels: torch.Tensor) -> np.ndarray:
     confidence, predicted = probabilities.max(dim=-1)
     own = logits.gather(1, labels[:, None])
     above = (~(logits < own)).sum(dim=-1) - 1  # ties, and what is not a number, count against the network
+    # On a tie argmax decides: the class it picks is the prediction, any other is at best second.
     rank = torch.where(predicted == labels, 0, above.clamp(min=1))
+    # An output with NaN or infinity is a wrong answer of the last rank, whatever argmax makes of it.
     rank = torch.where(logits.isfinite().all(dim=-1), rank, logits.shape[-1])
     loss = nn.functional.cross_entropy(logits, labels, reduction="none")
     columns = (labels, predicted, confidence, rank, loss)

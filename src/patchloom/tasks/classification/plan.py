@@ -45,6 +45,7 @@ def plan(run: RunConfig, context: Context) -> dict[str, Any]:
         sizes = _sizes(run, config, images.split, processes)
         console.say(f"Without {count(len(images.skipped), 'unreadable file')}:", *plan_lines(sizes)[1:])
     seconds, waiting = _estimate(config, processes) or _measure(run, images, context)
+    # Seconds are measured per image, over all processes.
     per_step = sizes["images_seen"] // sizes["steps"]
     sizes |= {
         "skipped": len(images.skipped),
@@ -88,7 +89,9 @@ def _memory(config: Config, recipe: Recipe, images: int) -> float:
     with torch.device("meta"):
         network = build(config).train()
     network.gradient_checkpointing = recipe.gradient_checkpointing
+    # From 2 to 4 images the difference is what two images add: constant parts cancel.
     few, more = (_saved_bytes(network, config, count) for count in (2, 4))
+    # SGD keeps one moment per parameter, Adam and LAMB two. All in float32, 4 bytes.
     copies = 2 + (1 if recipe.optimizer == "sgd" else 2) + bool(recipe.ema)
     return 4 * copies * complexity(config).params + max(1, images) * (more - few) / 2
 
@@ -108,9 +111,11 @@ def _saved_bytes(network: Any, config: Config, images: int) -> int:
 def _estimate(config: Config, processes: Processes) -> tuple[float, float] | None:
     """Seconds per image from the number of operations, for a network that is too slow to measure."""
     a = torch.ones(1024, 1024, device=processes.device)
+    # The first product starts threads and libraries; the second is timed.
     a @ a
     begun = time.perf_counter()
     float((a @ a).sum())
+    # 1024^3 multiply-adds in one product of that size.
     per_image = _WORK * complexity(config).macs * (time.perf_counter() - begun) / 1024**3
     slow = per_image * 2 > _BUDGET
     return (per_image, 0.0) if processes.gather(slow)[0] else None

@@ -52,7 +52,11 @@ def plan_training(
     scales_from: str | PathLike[str] | None = None,
     splits: Splits | None = None,
 ) -> RunConfig:
-    """A run on `data`: names and changes resolved; nothing is read or written."""
+    """A run on `data`: names and changes resolved; nothing is read or written.
+
+    Raises:
+        PatchloomError: an unknown model, recipe or setting, or a combination that cannot be built.
+    """
     config, options = find_config(model) if isinstance(model, str) else model, dict(options)
     if config.kind != "image":
         raise PatchloomError(f"{config.name} is a network of {config.kind}, and cannot classify images.")
@@ -66,6 +70,7 @@ def plan_training(
         resolved = cite(resolved, warmup_epochs=(0.0, source))
     if start is not None:
         start = dataclasses.replace(start, tune=resolved.tune)
+    # Any number of classes would do: the data is not open yet.
     network = network_config(config, resolved, 2, options)  # refuses what cannot be built
     scales = None if scales_from is None else absolute_place(scales_from)
     if scales and options.get("scale_init", "constant") != "constant":
@@ -83,6 +88,7 @@ def _resolve_recipe(
 ) -> tuple[Recipe, list[str]]:
     """The recipe for a model of this size, with changes; `trained`: for weights, whose scales stay what they are."""
     deciding = ("dim", "depth", "branches", "patch_size")
+    # Recipes depend on the size of the model: DeiT III and CaiT print a drop rate per depth.
     sized = _resized(config, {name: options[name] for name in deciding if name in options})
     chosen = choose_recipe(recipe, ClassificationOptions, sized)
     if chosen.resolution is not None and _is_for_small_images(sized) and "resolution" not in changes:
@@ -150,7 +156,15 @@ def plan_finetuning(
     labels: str | None = None,
     splits: Splits | None = None,
 ) -> RunConfig:
-    """A fine-tuning. Nothing is written, but the weights and the list of images are read."""
+    """A fine-tuning. Nothing is written, but the weights and the list of images are read.
+
+    Args:
+        weights: what `load` takes.
+        recipe: None for the family's, which depends on whether the classes stay the same.
+        options: of the network (those in `_OF_THE_RUN`) and hints for a file without metadata.
+        tune: which parameters are trained; also sets the recipe's `tune`.
+        delta: also export only what changed.
+    """
     source = open_source(data, labels)
     own = {name: value for name, value in options.items() if name in _OF_THE_RUN}
     hints = {name: value for name, value in options.items() if name not in _OF_THE_RUN}

@@ -47,6 +47,7 @@ def _headline(run: Run, scores: Scores | None, network: Network, records: list[d
     length = f"{run.settings['epochs']} epochs" if steps is None else f"{steps} steps"
     judged = "No image was held out."
     if summary is not None:
+        # Runs that average their weights are judged by the averaged ones.
         best = max((row.get("ema_top1", row["top1"]) for row in records), default=summary["top1"])
         kind = "averaged" if records and "ema_top1" in records[-1] else "raw"
         judged = f"The metrics are those of the {kind} weights after the last epoch; the best epoch had {best:.2%}."
@@ -79,6 +80,7 @@ def _confusion(scores: Scores) -> str:
     note = ""
     if len(shown) < len(names):
         note = f"<p class=soft>The {len(shown)} of {len(names)} classes with most errors.</p>"
+    # Shares are of all images of a label, also of those predicted as a class that is not shown.
     drawn = heat_map(table[np.ix_(shown, shown)], [names[i] for i in shown], table.sum(axis=1)[shown])
     return f"{note}{drawn}{_frequent_errors(table, names) if len(names) > NUMBERED else ''}"
 
@@ -101,6 +103,7 @@ def _mistakes(source: Source, items: Sequence[Item], scores: Scores) -> str:
     wrong = np.flatnonzero(scores.predicted != scores.labels)
     if not len(wrong):
         return "<p>None: every held-out image was classified as labelled.</p>"
+    # The errors that the network is surest of: often these are wrong labels.
     most_confident = wrong[np.argsort(-scores.confidence[wrong])][:MISTAKES]
     figures = []
     for i in most_confident:
@@ -115,7 +118,9 @@ def _mistakes(source: Source, items: Sequence[Item], scores: Scores) -> str:
 
 
 def _thumbnail(source: Source, item: Item) -> str:
+    """A small JPEG of an image, as a data address."""
     image = source.read(item)
+    # Images are put into the page as data addresses, so they must be small.
     image.thumbnail((128, 128))
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=85)

@@ -24,7 +24,10 @@ class FinishHigh:
     recipe: str | None = None
 
     def check(self, first: RunConfig) -> RunConfig:
-        """The second run as it will be, before its weights are there; refuses what cannot be."""
+        """The second run as it will be, before its weights are there; refuses what cannot be.
+
+        Without this, a mistake in the second stage would be found after the hours of the first.
+        """
         low = first.task
         images = len(open_source(low.data, low.labels).items())
         config = low.network_config(first.recipe, low.model.num_classes)
@@ -34,12 +37,14 @@ class FinishHigh:
         return dataclasses.replace(plan, notes=())
 
     def second(self, first: RunConfig, weights: Path) -> RunConfig:
+        """The second run, from the weights that the first has exported."""
         low = first.task
         return plan_finetuning(
             weights, low.data, self.recipe, self._settings(first), {}, labels=low.labels, splits=low.splits
         )
 
     def _settings(self, first: RunConfig) -> dict[str, Any]:
+        # How a run is executed is inherited; how it is optimised is decided by the second recipe.
         kept = {name: getattr(first.recipe, name) for name in ("seed", "workers", "checkpoint_every", "shard")}
         return {**kept, **self.changes, "resolution": self.resolution}
 

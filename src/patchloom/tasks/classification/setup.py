@@ -61,8 +61,14 @@ def open_task(config: ClassificationConfig, recipe: Recipe, context: Context, ow
 def make_task(
     config: ClassificationConfig, recipe: Recipe, images: Images, context: Context, own: OwnParts = _NONE
 ) -> Classification:
-    """The task with its network on images that are open already."""
+    """The task with its network on images that are open already.
+
+    Args:
+        images: of `open_images`.
+        own: objects of the user's that replace the network, loss or augmentation of the config.
+    """
     split, processes, console = images.split, context.processes, context.console
+    # The split that was found is written down: a resumed run must not choose again.
     config = dataclasses.replace(
         config, splits=dataclasses.replace(config.splits, train=split.train_name, test=split.test_name)
     )
@@ -96,6 +102,7 @@ def _make_network(
 ) -> Network:
     """The network; with `begin` it has the weights that the run starts from, else a checkpoint brings them."""
     start, class_names = config.start, images.source.class_names
+    # The generator of the caller's process stays as it is. Building happens on the CPU, hence no devices.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(recipe.seed, "start"))
         network = build(config.network_config(recipe, len(class_names)))
@@ -131,6 +138,8 @@ def _open_teachers(task: Distillation, writes: bool) -> Teachers:
         size = images * len(task.source.class_names) * 4
         task.console.say(f"The teachers' logits are kept in {config.cache}: {size / 1e6:.1f} MB for {images} images.")
         draws = {name: value for name, value in recipe.to_json().items() if name not in _NOT_OF_IMAGES}
+        # Everything that decides the pixels of a step or the teachers' logits for them. Settings that do not (a
+        # learning rate) are left out, so that runs which differ only in those share the cache.
         key = [
             task.fingerprint, task.source.class_names, draws, preprocessing.img_size, preprocessing.mean,
             preprocessing.std, task.processes.count, [teacher.identity for teacher in teachers],

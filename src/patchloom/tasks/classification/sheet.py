@@ -38,6 +38,7 @@ def write_sheet(
     batch = next(iter(task.batches(0, 1)))
     images, targets = task.mixed(batch, 0, 0)
     preprocessing = task.network.preprocessing
+    # Undo the normalisation: (B, 3, H, W) normalised -> (B, H, W, 3) in 0 to 1.
     pixels = images.permute(0, 2, 3, 1).numpy() * np.asarray(preprocessing.std) + np.asarray(preprocessing.mean)
     sheet = Image.new("RGB", (COLUMNS * SIDE, -(-len(pixels) // COLUMNS) * (SIDE + CAPTION)), "white")
     for i, picture in enumerate((pixels.clip(0, 1) * 255).round().astype(np.uint8)):
@@ -57,6 +58,7 @@ def write_sheet(
 def caption(target: Tensor, names: tuple[str, ...]) -> str:
     """The classes of a mixed target with their shares, largest first."""
     shares = [(float(share), name) for share, name in zip(target, names, strict=True)]
+    # Label smoothing gives every class a small share; those are not shown.
     least = 1.5 / len(names) if len(names) > 2 else 0.02
     present = sorted((pair for pair in shares if pair[0] > min(least, 0.05)), reverse=True)[:2]
     return "\n".join(f"{name[:16]} {share:.0%}" for share, name in present)

@@ -50,9 +50,17 @@ def open_start(
 
 @torch.no_grad()
 def fill_from(network: Network, start: Start) -> LoadReport:
-    """Give a fresh network the weights of `start`; new heads stay as they are where the classes are others."""
+    """Give a fresh network the weights of `start`; new heads stay as they are where the classes are others.
+
+    Returns:
+        Which tensors were loaded, left at their random start (with the reason), and unused.
+
+    Raises:
+        PatchloomError: the file lacks a tensor that is not part of a head.
+    """
     base = load(start.weights, img_size=network.config.img_size, **start.hints)
     of_classes = {name for name, role in parameter_roles(network).items() if role == "head"}
+    # PatchConvNet with one query per class: each query begins as a copy of the trained single one.
     if network.per_class and not base.per_class:  # every class starts from the one query
         if base.config.num_classes != network.config.num_classes:
             base.reset_head(network.config.num_classes)
@@ -65,6 +73,7 @@ def fill_from(network: Network, start: Start) -> LoadReport:
         if (
             name in theirs
             and theirs[name].shape == tensor.shape
+            # Heads of the same shape but for other classes would start with meaningless weights.
             and not (start.class_names is None and _in(name, of_classes))
         ):
             tensor.copy_(theirs[name])

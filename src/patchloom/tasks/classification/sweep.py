@@ -43,6 +43,7 @@ def sweep(
     if not values:
         raise PatchloomError(f"A sweep over {setting} needs at least one value.")
     _check_values(model, base, setting, values, options)
+    # Listed and checked once for all values.
     images = open_items(data, labels, split, held_out_by(model, data), strict, workers, console)
     rows = []
     for i, value in enumerate(values):

@@ -76,6 +76,7 @@ class Classification(Task):
         """Normalised, erased, mixed images (B, C, height, width) and their soft targets (B, classes)."""
         recipe = self.recipe
         images, labels = batch
+        # Parts of an accumulated step and processes must draw differently, and the same on every resume.
         seed = (recipe.seed, step * recipe.accumulate + part, self.processes.rank)
         x = to_input(images, self.network.preprocessing)
         if recipe.erasing:
@@ -84,12 +85,14 @@ class Classification(Task):
         return self.mixing(x, targets, *seed)
 
     def losses(self, batch: Any, step: int, part: int) -> dict[str, Tensor]:
+        """{"loss": (B,)}, one value per image."""
         self._scored = None
         if self.loss is not None:
             return {"loss": self._own_loss(batch)}
         x, targets = self.mixed(batch, step, part)
         outputs = self.network(x)
         pair = outputs if isinstance(outputs, tuple) else (outputs,)  # a distilled network learns with both heads
+        # Without a teacher, the distillation head learns from the labels too; the loss is the mean of both.
         per_head = [recipe_loss(self.recipe, logits, targets) for logits in pair]
         return {"loss": torch.stack(per_head).mean(dim=0)}
 
@@ -101,6 +104,7 @@ class Classification(Task):
         return summed_loss(self.loss, logits, labels)
 
     def evaluate(self, modules: nn.ModuleDict, after_batch: Callable[[], None]) -> dict[str, Any]:
+        """Metrics of `Scores.metrics` on the held-out images, and branch norms where the recipe logs them."""
         network = modules[MODEL]
         metrics: dict[str, Any] = self.scores(network, after_batch).metrics() if self.split.held_out else {}
         return metrics | {"branch_norms": self._branch_norms(network)} if self.recipe.log_norms else metrics
@@ -113,6 +117,7 @@ class Classification(Task):
 
     def scores(self, network: nn.Module, after_batch: Callable[[], None] = lambda: None) -> Scores:
         """The network's predictions on the held-out images; computed once for one state of its weights."""
+        # The last evaluation of a run and its report ask for the same scores.
         if self._scored is None or self._scored[0] is not network:
             scores = score(
                 network,
@@ -128,6 +133,7 @@ class Classification(Task):
         return self._scored[1]
 
     def metadata(self) -> dict[str, Any]:
+        """What `load` needs to build the network from a checkpoint."""
         return {
             "config": self.network.config.to_json(),
             "class_names": self.network.class_names,
@@ -142,6 +148,8 @@ class Classification(Task):
             "skipped": dict(self.skipped),
             "split": self.split.summary,
         }
+        # Held out by us, not by a split of the data: the names are noted, so that a later `evaluate` uses just the
+        # images that the run never saw.
         if self.split.test_name is None:
             data["held_out"] = [item.key for item in self.split.held_out]
         return {"data": data, "teachers": []}

@@ -65,6 +65,7 @@ class Teacher:
             torch.tensor(values, device=x.device, dtype=x.dtype)[:, None, None]
             for values in (preprocessing.mean, preprocessing.std, self.preprocessing.mean, self.preprocessing.std)
         )
+        # Back to pixel values in 0 to 1, then into the teacher's normalisation.
         own = (x * std + mean - mean_own) / std_own
         if own.shape[-2:] != self.preprocessing.img_size:
             own = F.interpolate(own, self.preprocessing.img_size, mode="bicubic", antialias=True)
@@ -95,13 +96,20 @@ class Teachers:
         self.cache = cache
 
     def __call__(self, x: Tensor, preprocessing: Preprocessing, step: int, rank: int) -> Tensor:
-        """(B, classes). The same for the same step, so that a cache may answer."""
+        """(B, classes). The same for the same step, so that a cache may answer.
+
+        Args:
+            x: (B, 3, height, width) in the student's normalisation, `preprocessing`.
+            step: the number of the batch, parts of accumulated steps counted one by one.
+            rank: this process.
+        """
         classes = len(self.teachers[0][1])
         if self.cache is not None and (known := self.cache.read(step, rank, (len(x), classes))) is not None:
             return known.to(x.device)
         several = [teacher.logits(x, preprocessing)[:, order.to(x.device)] for teacher, order in self.teachers]
         logits = several[0]
         if len(several) > 1:  # the mean of probabilities, as logits
+            # log(mean_i p_i) = logsumexp_i(log p_i) - log n, without leaving the logarithm.
             logits = torch.stack([one.log_softmax(dim=-1) for one in several]).logsumexp(dim=0) - math.log(len(several))
         if self.cache is not None:
             self.cache.write(step, rank, logits)
@@ -110,7 +118,10 @@ class Teachers:
 
 class TeacherCache:
     """The logits of teachers, one file per step and process: with the key, a step decides images, augmentation and
-    mixing."""
+    mixing.
+
+    A file that is missing, damaged or of another shape is computed again, so the cache can be deleted at any time.
+    """
 
     def __init__(self, folder: Path, key: Any, say: Callable[[str], None] = lambda _: None) -> None:
         self.say = say
@@ -133,6 +144,7 @@ class TeacherCache:
         if hashlib.sha256(data).digest() != mark:
             self.say(f"{path} is damaged: the teachers compute step {step} again.")
             return None
+        # allow_pickle=False: a cache may come from elsewhere, and a pickle can run code.
         logits = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
         return torch.from_numpy(logits) if logits.shape == shape else None
 
@@ -141,6 +153,7 @@ class TeacherCache:
         path, data = self._path(step, rank), io.BytesIO()
         np.lib.format.write_array(data, logits.float().cpu().numpy())
         try:
+            # Two runs may share a cache: each writes under a name of its own, and a rename replaces the file whole.
             aside = temporary.own_name(path)
             aside.write_bytes(data.getvalue() + hashlib.sha256(data.getvalue()).digest())
             sync(aside)
@@ -205,6 +218,7 @@ def _timm_teacher(source: str, device: torch.device, size: tuple[int, int] | Non
     if size is not None:
         foreign.set_image_size(size)
         _try_size(network, source, size, device)
+    # timm's classifiers with 1000 outputs are in ImageNet's order, but do not say so.
     names = imagenet_ids() if network.num_classes == 1000 else None
     return Teacher(source, network, foreign.preprocessing, names, network.num_classes, checksum(network))
 
@@ -227,8 +241,10 @@ def _onnx_teacher(path: Path, asked: tuple[int, int] | None) -> Teacher:
     except ImportError as error:
         raise PatchloomError(f"A teacher in an ONNX file needs onnxruntime: {install_hint('onnx')}") from error
     try:
+        # The one provider that every build of onnxruntime has.
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
         given = session.get_inputs()[0]
+        # A dynamic axis has a name instead of a number; then 224 unless the metadata says another size.
         size = tuple(side if isinstance(side, int) else 224 for side in given.shape[2:])
         beside, own = path.with_suffix(".json"), session.get_modelmeta().custom_metadata_map
         about = {name: json.loads(own[name]) for name in ("preprocessing", "class_names") if name in own}
@@ -253,6 +269,7 @@ def _onnx_teacher(path: Path, asked: tuple[int, int] | None) -> Teacher:
         return torch.from_numpy(logits).to(x.device)
 
     try:
+        # Two images: a graph that was exported for a batch of one fails here rather than in the first step.
         count = run(torch.zeros(2, 3, *preprocessing.img_size)).shape[-1]
     except Exception as error:  # whatever the library raises where the graph is made for another shape
         raise PatchloomError(

@@ -34,6 +34,7 @@ class OwnConfig:
 class OwnOptions(Options):
     """For a module of the user's own: how images that are not tensors are cropped and augmented. See ImageOptions."""
 
+    # For images that are not tensors; the module must take this size.
     resolution: int | None = 224
     crop: Literal["rrc", "src", "src_axis", "pad"] = "rrc"
     crop_scale: float = 0.08

@@ -95,7 +95,14 @@ def own_config(run: OwnRun, task: Task) -> OwnConfig:
 
 
 def open_own(run: OwnRun, recipe: str | Recipe, changes: Mapping[str, Any], context: Context) -> tuple[Task, Recipe]:
-    """The task and its recipe, with what applies of it."""
+    """The task and its recipe, with what applies of it.
+
+    Returns:
+        The task, and the recipe with what it does not apply set to "none" values, as recipe.yaml records it.
+
+    Raises:
+        PatchloomError: a part has the wrong type, or a setting has no effect beside it.
+    """
     if isinstance(run.model, str | Network):
         return _open_classification(run, recipe, changes, context)
     return _open_supervised(run, recipe, changes, context)
@@ -104,9 +111,11 @@ def open_own(run: OwnRun, recipe: str | Recipe, changes: Mapping[str, Any], cont
 def _open_classification(
     run: OwnRun, recipe: str | Recipe, changes: Mapping[str, Any], context: Context
 ) -> tuple[Task, Recipe]:
+    # A place is opened by `open_task`, as for any run; only a dataset is not known to it.
     source = open_source(run.data, run.labels, validation=run.validation) if is_dataset(run.data) else None
     model = run.model.config if isinstance(run.model, Network) else str(run.model)
     data = run.where if source is not None else run.data
+    # From here on it is an ordinary classification, in which some parts are replaced.
     planned = plan_training(data, model, recipe, changes, run.model_options, run.labels, splits=run.splits)
     resolved = _without(planned.recipe, run, changes)
     augmentation = OwnAugment(run.augmentation) if run.augmentation else None
@@ -117,6 +126,7 @@ def _open_classification(
 
 
 def _checked_network(model: Any, source: Source | None) -> Network | None:
+    """A network of ours that was given as an object, if its outputs fit the classes; None for a name."""
     if not isinstance(model, Network):
         return None
     if source is not None and model.config.num_classes != len(source.class_names):
@@ -132,6 +142,7 @@ def _without(recipe: Recipe, run: OwnRun, changes: Mapping[str, Any]) -> Recipe:
     for part, values in (("loss", _WITHOUT_LOSS), ("augmentation", _WITHOUT_AUGMENTATION)):
         if getattr(run, part) is None:
             continue
+        # The recipe's own values are dropped; values that the user asked for are an error.
         if asked := sorted(set(changes) & set(values)):
             raise PatchloomError(f"{', '.join(asked)} has no effect with {part} of your own: leave it out.")
         recipe = cite(recipe, **{name: (value, f"none beside an own {part}") for name, value in values.items()})
@@ -165,6 +176,7 @@ def _open_supervised(
 
 def _for_modules(recipe: Recipe) -> Recipe:
     """A recipe with the fields that apply to any module: duration, optimizer, schedule, and crops of images."""
+    # Fields such as drop_path or mixup concern our networks and losses: they are left out, not ignored in silence.
     types = setting_types(OwnOptions)
     fields = {name: value for name, value in recipe.to_json().items() if name in types}
     sources = {name: source for name, source in recipe.sources.items() if name in types}
@@ -180,6 +192,7 @@ def _data(run: OwnRun) -> tuple[Part, Part]:
         source = open_source(run.data, run.labels)
         split = split_source(source, run.splits)
         parts = (SourceData(source, split.train), SourceData(source, split.held_out))
+        # The source has split its images already: all indices of either part belong to it.
         train, held_out = ((part, list(range(len(part)))) for part in parts)
         return train, held_out
     if run.validation is not None:

@@ -53,10 +53,16 @@ class OwnSamples(Dataset[tuple[Any, Any]]):
         return len(self.indices)
 
     def __getitem__(self, key: Key) -> tuple[np.ndarray | Tensor, Any]:
+        """(input, target) of the key (place, epoch, repeat); the augmentation is a function of it and of the seed.
+
+        Images are arrays (height, width, channels) of pixel values: they are normalised on the device, in batches.
+        """
         place, epoch, repeat = key
+        # `place` counts the training samples, `index` the entries of the whole dataset.
         index = self.indices[place]
         value, target = _pair(self.dataset[index], index)
         picture = value if isinstance(value, Tensor) else as_picture(value)
+        # A tensor is the user's own input, such as a spectrogram: it is neither cropped nor normalised.
         if isinstance(picture, Tensor):
             return picture, target
         if self.augment is None:

@@ -27,7 +27,13 @@ MODEL = "model"
 
 
 class Supervised(Task):
-    """`loss(model(inputs), targets)` is minimised. Inputs and targets are what the samples hold, stacked."""
+    """`loss(model(inputs), targets)` is minimised. Inputs and targets are what the samples hold, stacked.
+
+    Args:
+        loss: (outputs, targets) -> a mean over the batch, or one value per sample (B,).
+        train, held_out: samples by key; if none are held out, the run has no metric.
+        preprocessing: for inputs that are images; tensors of the dataset are used as they are.
+    """
 
     def __init__(
         self,
@@ -77,8 +83,10 @@ class Supervised(Task):
             loss, right, count = self._measure(model, after_batch)
         finally:
             model.train(was_training)
+        # One process may have held batches of another kind: top1 is given only where all could count.
         classified = all(part is not None for part in self.processes.gather(right))
         total, samples = self.processes.total(loss), self.processes.total(count)
+        # Sums over all processes, then the mean: shares of different sizes count as they should.
         metrics: dict[str, Any] = {"count": int(samples), "loss": total / samples}
         return metrics | ({"top1": self.processes.total(right or 0) / samples} if classified else {})
 
@@ -107,6 +115,7 @@ class Supervised(Task):
         keys: list[Key] = [(i, 0, 0) for i in range(len(self.held_out))]
         batches = [keys[i : i + size] for i in range(0, len(keys), size)]
         mine = batches[self.processes.rank :: self.processes.count]
+        # The most that any process has; the others run some batches of the beginning once more, uncounted.
         most = -(-len(batches) // self.processes.count)
         return len(mine), [*mine, *batches[: most - len(mine)]]
 

@@ -17,6 +17,7 @@ from patchloom.models.translation import PADDING
 from patchloom.tasks.translation.text import ParallelText, describe_lines, empty_lines
 from patchloom.tasks.translation.vocabulary import Vocabulary
 
+# Narrow buckets waste less padding; wide ones mix more sentences with one another.
 _LEAST_STEP, _RELATIVE_STEP = 2, 8  # from one bucket to the next: an eighth longer, at least two tokens
 
 
@@ -48,7 +49,10 @@ class TokenPairs:
         """The pairs at these places. No places give a batch without rows, one token wide."""
         source = _padded([self._source[place] for place in places])
         labels = _padded([self._target[place] for place in places])
+        # Teacher forcing: at position t the decoder reads the labels before t, so the target is the labels moved right
+        # by one.
         target = torch.cat([torch.full_like(labels[:, :1], self.bos), labels[:, :-1]], dim=1)
+        # Where labels are padding the moved target still has the last `eos`: it becomes padding too.
         return Batch(source, target.masked_fill(labels == PADDING, PADDING), labels)
 
 
@@ -83,6 +87,14 @@ class TokenBatches:
     the pairs within the buckets, then the order of the batches; every pair comes once per epoch. Where one batch ends
     depends on the buckets alone, so all epochs have the same number of batches. Several processes divide each batch
     among them; together they see what one process would.
+
+    Args:
+        lengths: of each pair, its longer side in tokens, `eos` included (pairs,).
+        batch_tokens: of one step, over all processes and accumulated parts.
+        seed: decides the shuffling of every epoch.
+
+    Raises:
+        PatchloomError: a sentence is longer than `batch_tokens`, or no pairs are given.
     """
 
     def __init__(self, lengths: Sequence[int] | np.ndarray, batch_tokens: int, seed: int = 0) -> None:
@@ -100,6 +112,8 @@ class TokenBatches:
 
     def _cut(self, buckets: np.ndarray) -> list[int]:
         """Where batches begin and end along pairs in order of their buckets."""
+        # Every pair of a batch is counted as long as the bucket of its longest one, not as long as it is: then the cut
+        # does not depend on how an epoch shuffles the pairs within buckets.
         ends, start = [0], 0
         for place, longest in enumerate(buckets.tolist()):
             if place > start and (place + 1 - start) * longest > self.batch_tokens:
@@ -109,6 +123,7 @@ class TokenBatches:
 
     @property
     def steps_per_epoch(self) -> int:
+        """The number of batches, the same in every epoch."""
         return len(self._ends) - 1
 
     def step(self, step: int, rank: int = 0, processes: int = 1) -> list[int]:
@@ -128,6 +143,7 @@ class TokenBatches:
     def _shuffled(self, epoch: int) -> list[list[int]]:
         rng = np.random.default_rng(seed_of(self.seed, epoch, "sentences"))
         shuffled = rng.permutation(len(self._buckets))
+        # A stable sort keeps the shuffled order within a bucket.
         ordered = shuffled[np.argsort(self._buckets[shuffled], kind="stable")].tolist()
         batches = [ordered[start:end] for start, end in pairwise(self._ends)]
         return [batches[place] for place in rng.permutation(len(batches)).tolist()]
@@ -135,6 +151,7 @@ class TokenBatches:
 
 def batches_in_order(lengths: Sequence[int] | np.ndarray, batch_tokens: int) -> list[list[int]]:
     """Batches for evaluation and prediction: places by length, longest first, each once."""
+    # Longest first: if a batch does not fit into memory, the first one shows it. Also the least padding.
     order = np.argsort(-np.asarray(lengths), kind="stable").tolist()
     batches: list[list[int]] = []
     for place in order:
@@ -146,15 +163,20 @@ def batches_in_order(lengths: Sequence[int] | np.ndarray, batch_tokens: int) -> 
 
 @lru_cache(maxsize=2)  # consecutive steps ask for the same epoch
 def _epoch(batches: TokenBatches, epoch: int) -> list[list[int]]:
+    """The shuffled batches of an epoch, kept for the two epochs that were asked for last."""
     return batches._shuffled(epoch)
 
 
 class _Rows:
-    """Rows of token ids of different lengths in one array."""
+    """Rows of token ids of different lengths in one array.
+
+    Row i is tokens[ends[i] : ends[i + 1]]. A list of lists would take about ten times the memory.
+    """
 
     def __init__(self, rows: Sequence[Sequence[int]]) -> None:
         self.lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
         self._ends = np.concatenate([[0], np.cumsum(self.lengths)])
+        # int32 takes half the memory of torch's int64 indices, which a batch is converted to.
         self._tokens = np.fromiter((token for row in rows for token in row), dtype=np.int32, count=self._ends[-1])
 
     def __len__(self) -> int:

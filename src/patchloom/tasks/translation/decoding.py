@@ -89,7 +89,14 @@ class _PlainDecoder:
 
 
 def search(model: TranslationNetwork, source: Tensor, options: DecodingOptions) -> list[Hypothesis]:
-    """The best translation of each source (B, S): greedy for a beam of 1, otherwise by beam search."""
+    """The best translation of each source (B, S): greedy for a beam of 1, otherwise by beam search.
+
+    Args:
+        source: token ids (B, S), padded with 0, on the device of the model.
+
+    Raises:
+        PatchloomError: the model is in training mode, or its output is NaN.
+    """
     if options.beam == 1:
         return greedy_search(model, source, options)
     return [found[0] for found in beam_search(model, source, options)]
@@ -97,7 +104,12 @@ def search(model: TranslationNetwork, source: Tensor, options: DecodingOptions) 
 
 @torch.inference_mode()
 def greedy_search(model: TranslationNetwork, source: Tensor, options: DecodingOptions) -> list[Hypothesis]:
-    """The most probable token at every step, for token ids (B, S), padded with 0."""
+    """The most probable token at every step, for token ids (B, S), padded with 0.
+
+    Returns:
+        One hypothesis per source, in order. Much faster than a beam, hence used at each evaluation during training.
+    """
+    # Finished sources leave the batch at once: `active` has the places of the others, and shrinks.
     decoder, limits = _start(model, source, options)
     active = torch.arange(len(source), device=source.device)
     totals = torch.zeros(len(source), device=source.device)
@@ -151,12 +163,14 @@ class _Beams:
         at_limit = self.limits[self.active] <= self.length
         scores = _next_scores(self.decoder.step(self.tokens[..., -1]), at_limit, self.options)
         width, vocabulary = scores.shape[1:]
+        # (B, K V): the hypotheses of a source compete with one another, not those of different sources.
         candidates = (self.totals[..., None] + scores).flatten(1)
         # at most one candidate per hypothesis ends, so twice the beam always holds enough that do not
         totals, places = candidates.topk(min(2 * self.options.beam, candidates.shape[1]))
         parents, tokens = places // vocabulary, places % vocabulary
         ends = tokens == self.options.eos
         self._finish(totals, parents, ends)
+        # False sorts before True, and a stable sort keeps the order of scores: the best candidates that do not end.
         kept = ends.byte().argsort(dim=1, stable=True)[:, : min(self.options.beam, width * (vocabulary - 1))]
         totals, parents, tokens = (part.gather(1, kept) for part in (totals, parents, tokens))
         self._continue(totals, parents, tokens, self._unfinished(totals[:, 0], at_limit))
@@ -164,6 +178,8 @@ class _Beams:
     def _finish(self, totals: Tensor, parents: Tensor, ends: Tensor) -> None:
         """Note the hypotheses that end among the best `beam` candidates."""
         beam = self.options.beam
+        # Only among the best `beam`: an end with a low probability is not taken just because others went on. Forbidden
+        # tokens have probability 0 and are not finite.
         for row, column in (ends[:, :beam] & totals[:, :beam].isfinite()).nonzero().tolist():
             target = self.tokens[row, parents[row, column], 1:].tolist()
             found = self.finished[int(self.active[row])]
@@ -187,8 +203,10 @@ class _Beams:
         width = self.tokens.shape[1]
         sources = None if len(rows) == len(self.active) else rows
         totals, parents, tokens = totals[rows], parents[rows], tokens[rows]
+        # Hypotheses lie flat in the caches: hypothesis k of row b is at b K + k.
         chosen = (rows[:, None] * width + parents).flatten()
         unchanged = sources is None and torch.equal(chosen, torch.arange(len(rows) * width, device=chosen.device))
+        # Moving the caches of all layers costs time, and is not needed while every hypothesis continues itself.
         if not unchanged:
             self.decoder.select(chosen, sources)
         history = self.tokens.flatten(0, 1)[chosen].unflatten(0, parents.shape)
@@ -208,10 +226,12 @@ def _start(model: TranslationNetwork, source: Tensor, options: DecodingOptions) 
 
 def _next_scores(logits: Tensor, at_limit: Tensor, options: DecodingOptions) -> Tensor:
     """Log-probabilities (B, K, V) of the next tokens; -inf for those that may not come. At its limit only `eos` may."""
+    # In float32: half precision would round the sum of many log-probabilities.
     scores = logits.float().log_softmax(dim=-1)
     for token in (PADDING, options.bos, *options.forbidden):
         scores[..., token] = -torch.inf
     if bool(at_limit.any()):
+        # Only `eos` keeps its probability, so that a cut translation pays for ending there.
         end = scores[..., options.eos].clone()
         scores[at_limit] = -torch.inf
         scores[..., options.eos] = end

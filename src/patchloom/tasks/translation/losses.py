@@ -14,6 +14,7 @@ def token_loss(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> tuple[
     Sums, so that a mean over several processes or accumulated batches weighs every token alike.
     """
     total = F.cross_entropy(
+        # float32: the sum is over thousands of tokens and the softmax over tens of thousands of classes.
         logits.float().flatten(0, 1),
         labels.flatten(),
         ignore_index=PADDING,

@@ -27,6 +27,7 @@ def translation_metrics(translations: Sequence[str], references: Sequence[str], 
         "bleu": (metric_classes.BLEU(), list(translations), list(references)),
         "chrf": (metric_classes.CHRF(), list(translations), list(references)),
         "bleu_tokenized": (
+            # "none": the text is tokenised already; force silences sacrebleu's warning about that.
             metric_classes.BLEU(tokenize="none", force=True),
             tokenize(translations),
             tokenize(references),
@@ -62,6 +63,7 @@ def moses_tokenizer(language: str) -> Any:
     tokenizer = MosesTokenizer(lang=language)
 
     def tokenize(lines: Sequence[str]) -> list[str]:
+        # escape=False keeps & and quotes as they are; Moses would write HTML entities for them.
         split = language in _COMPOUNDS
         return [tokenizer.tokenize(line, aggressive_dash_splits=split, return_str=True, escape=False) for line in lines]
 

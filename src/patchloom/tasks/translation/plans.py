@@ -34,7 +34,11 @@ def plan_translation(
     changes: Mapping[str, Any] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> RunConfig:
-    """A run on `data`; the arguments are those of `patchloom.translate`."""
+    """A run on `data`; the arguments are those of `patchloom.translate`.
+
+    Raises:
+        PatchloomError: an unknown pair, model, recipe or setting, or a model of images.
+    """
     languages, config = parse_pair(pair), _text_config(model)
     notes: list[str] = []
     if recipe is None:

@@ -56,7 +56,11 @@ def predict(
     length_penalty: float | None = None,
     device: Device = "auto",
 ) -> list[dict[str, Any]]:
-    """{source, translation, score} for each sentence, in order; decoded as `evaluate` decodes."""
+    """{source, translation, score} for each sentence, in order; decoded as `evaluate` decodes.
+
+    Raises:
+        PatchloomError: not a model that translates, nothing to translate, an empty or too long line, or a file's name.
+    """
     lines = [inputs] if isinstance(inputs, str) else list(inputs)
     if not lines:
         raise PatchloomError("There is nothing to translate: give sentences, or --file FILE.")
@@ -96,6 +100,7 @@ def translate_lines(
     """
     encoded = vocabulary.encode([line.strip() for line in lines])
     _check(model, lines, encoded)
+    # Without a target, the source stands in for it, so that lengths and batches are those of the source.
     pairs = TokenPairs(encoded, encoded, vocabulary.bos)
     device = model.embedding.weight.device
     found: dict[int, Translated] = {}
@@ -103,6 +108,7 @@ def translate_lines(
         hypotheses = search(model, pairs.batch(places).source.to(device), options)
         texts = vocabulary.decode([hypothesis.tokens for hypothesis in hypotheses])
         for place, text, hypothesis in zip(places, texts, hypotheses, strict=True):
+            # Batches are in order of length; places bring the translations back into the order of the lines.
             found[place] = Translated(lines[place], text, hypothesis.score)
         after_batch(len(found))
     return [found[place] for place in range(len(lines))]

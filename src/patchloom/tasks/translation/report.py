@@ -93,12 +93,14 @@ def _linear_layers(blocks: nn.Module) -> list[SequenceLinear]:
 def _matrix(layer: SequenceLinear) -> np.ndarray:
     """A (positions, positions), the part that is used."""
     matrix = layer.weight[:_LARGEST_PICTURE, :_LARGEST_PICTURE]
+    # A causal layer multiplies with the lower triangle only: what lies above it is never used nor trained.
     return (matrix.tril() if layer.causal else matrix).detach().float().cpu().numpy()
 
 
 def _picture(matrix: np.ndarray) -> str:
     """A PNG as a data address, with 4 x 4 pixels per entry."""
     relative = matrix / max(float(np.abs(matrix).max()), 1e-12)
+    # White for 0; the colour grows as the other channels fade.
     faded = (255 * (1 - np.abs(relative))).astype(np.uint8)
     full = np.full_like(faded, 255)
     positive = relative >= 0

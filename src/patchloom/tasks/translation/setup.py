@@ -41,10 +41,12 @@ def open_task(config: TranslationRunConfig, recipe: Recipe, context: Context) ->
 
 def _vocabulary(config: TranslationRunConfig, recipe: Recipe, train: ParallelText, known: dict[str, Any]) -> Vocabulary:
     """That of a resumed run, of a file, or one that is trained on the training split."""
+    # Training it again would give the same bytes only with the same version of sentencepiece.
     if "vocabulary" in known:
         return Vocabulary.from_text(known["vocabulary"])
     if config.vocabulary_file is not None:
         return Vocabulary.read(config.vocabulary_file)
+    # One vocabulary for both languages: names and numbers get the same tokens on both sides.
     lines = [line for side in (train.source, train.target) for line in side if line]
     if not lines:
         raise PatchloomError(f"All lines of {train.stem} in {config.data} are empty.")
@@ -70,5 +72,6 @@ def _fingerprint(*texts: ParallelText) -> str:
     whole = hashlib.sha256()
     for text in texts:
         for lines in (text.source, text.target):
+            # The NUL byte between two sides cannot be in a line, so that moving a line changes the digest.
             whole.update("\n".join(lines).encode() + b"\0")
     return whole.hexdigest()

@@ -65,16 +65,20 @@ class Translation(Task):
         self.modules = nn.ModuleDict({MODEL: network})
         self.order = TokenBatches(corpus.train.lengths, recipe.batch_tokens, recipe.seed)
         self.steps_per_epoch = self.order.steps_per_epoch
+        # A fixed sample, the same in every run on this data, so that runs can be compared.
         self._decoded = sorted(random.Random(0).sample(range(len(corpus.held_out)), min(DECODED, len(corpus.held_out))))
 
     def batches(self, start: int, end: int) -> Generator[TextBatch, None, None]:
+        """The encoded pairs of each step, those of this process: see `TokenBatches`."""
         for places in self.order.steps(start, end, self.processes.rank, self.processes.count):
             yield tuple(self.corpus.train.batch(places))  # type: ignore[misc]
 
     def weight(self, batch: TextBatch) -> float:
+        """The number of target tokens, padding left out: losses are means per token, not per sentence."""
         return float((batch[2] != PADDING).sum())
 
     def losses(self, batch: TextBatch, step: int, part: int) -> dict[str, Tensor]:  # noqa: ARG002 - nothing is drawn here
+        """{"loss": the sum over all target tokens}, with the recipe's label smoothing."""
         source, target, labels = batch
         logits = self.modules[MODEL](source, target)
         return {"loss": token_loss(logits, labels, self.recipe.label_smoothing)[0]}
@@ -102,6 +106,7 @@ class Translation(Task):
         pairs, places = self.corpus.held_out, self._decoded
         options = decoding_options(self.vocabulary, beam=1)
         found: dict[int, str] = {}
+        # Each process translates its share of every batch, so that all call `after_batch` equally often.
         for batch in batches_in_order(pairs.lengths[places], max(BATCH_TOKENS, network.config.max_length)):
             mine = [places[i] for i in batch][self.processes.rank :: self.processes.count]
             if mine:
@@ -138,7 +143,10 @@ def mean_loss(
     processes: Processes,
     after_batch: Callable[[], None] = lambda: None,
 ) -> float:
-    """The mean cross-entropy of a target token over all processes."""
+    """The mean cross-entropy of a target token over all processes.
+
+    Without label smoothing, so that it can be compared between recipes; exp of it is the perplexity.
+    """
     total, tokens = 0.0, 0.0
     for places in batches_in_order(pairs.lengths, max(BATCH_TOKENS, network.config.max_length)):
         mine = places[processes.rank :: processes.count]

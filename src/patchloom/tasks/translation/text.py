@@ -78,6 +78,7 @@ def read_lines(path: str | os.PathLike[str]) -> list[str]:
         content = read_file(path, _MOST_BYTES)
         if str(path).endswith(".gz"):
             content = _unpacked(content)
+        # utf-8-sig also removes a byte-order mark, which would become a part of the first word.
         text = content.decode("utf-8-sig")
     except (OSError, EOFError, zlib.error) as error:
         raise PatchloomError(f"Cannot read {path}: {getattr(error, 'strerror', None) or error}.") from error
@@ -100,7 +101,10 @@ def _unpacked(content: bytes) -> bytes:
 
 
 def stems(folder: Path, pair: Pair) -> list[str]:
-    """The stems for which a folder has files of both languages."""
+    """The stems for which a folder has files of both languages.
+
+    Those of one language only are left out.
+    """
     both = [{name.rsplit(".", 1)[0] for name in _names(folder) if name.endswith(f".{code}")} for code in pair]
     return sorted(both[0] & both[1])
 

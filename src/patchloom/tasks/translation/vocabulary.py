@@ -33,6 +33,7 @@ class Vocabulary:
         except (RuntimeError, TypeError) as error:
             raise PatchloomError(f"{name} is not a model of sentencepiece.") from error
         self._processor = processor
+        # Networks mask id 0, so it must be padding and never a piece of text.
         self._offset = 1 if processor.pad_id() < 0 else 0
         if processor.pad_id() > 0:
             raise PatchloomError(
@@ -52,13 +53,16 @@ class Vocabulary:
                 model_writer=written,
                 model_type="bpe",
                 vocab_size=size,
+                # A small text has fewer distinct pieces than asked for: it gets a smaller vocabulary.
                 hard_vocab_limit=False,
                 character_coverage=1.0,
                 max_sentence_length=_LONGEST_LINE,
+                # Fixed ids, so that `bos` and `eos` do not depend on the text.
                 pad_id=PADDING,
                 bos_id=1,
                 eos_id=2,
                 unk_id=3,
+                # Several threads may count in another order and give other pieces.
                 num_threads=1,
                 minloglevel=2,
             )
@@ -94,6 +98,7 @@ class Vocabulary:
         return hash(self.model)
 
     def __reduce__(self) -> tuple[Any, ...]:
+        """Worker processes get the model's bytes: the processor of sentencepiece is not shared."""
         return Vocabulary, (self.model,)
 
     @cached_property
