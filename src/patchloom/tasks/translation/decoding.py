@@ -24,7 +24,8 @@ class DecodingOptions:
     eos: int  # the token that ends a target
     beam: int = 4
     length_penalty: float = 0.6  # a finished hypothesis of n tokens has the score log p / n^length_penalty
-    forbidden: tuple[int, ...] = ()  # tokens that are never generated, beside padding and `bos`
+    # tokens that are never generated, beside padding and `bos`; `eos` among them comes at the limit only
+    forbidden: tuple[int, ...] = ()
     limit_factor: float = 2.0  # a source of n tokens gets a target of at most limit_factor n + limit_extra
     limit_extra: int = 10
     cached: bool = True  # False computes the network on all tokens at every step, for comparison
@@ -209,10 +210,10 @@ def _start(model: TranslationNetwork, source: Tensor, options: DecodingOptions) 
 def _next_scores(logits: Tensor, at_limit: Tensor, options: DecodingOptions) -> Tensor:
     """Log-probabilities (B, K, V) of the next tokens; -inf for those that may not come. At its limit only `eos` may."""
     scores = logits.float().log_softmax(dim=-1)
+    end = scores[..., options.eos].clone()
     for token in (PADDING, options.bos, *options.forbidden):
         scores[..., token] = -torch.inf
     if bool(at_limit.any()):
-        end = scores[..., options.eos].clone()
         scores[at_limit] = -torch.inf
         scores[..., options.eos] = end
     return scores
