@@ -152,10 +152,12 @@ class _Beams:
         at_limit = self.limits[self.active] <= self.length
         scores = _next_scores(self.decoder.step(self.tokens[..., -1]), at_limit, self.options)
         width, vocabulary = scores.shape[1:]
-        candidates = (self.totals[..., None] + scores).flatten(1)
+        # the best of each hypothesis first: sums and a second search over whole vocabularies take longer
+        best, ids = scores.topk(min(2 * self.options.beam, vocabulary))
+        candidates = (self.totals[..., None] + best).flatten(1)
         # at most one candidate per hypothesis ends, so twice the beam always holds enough that do not
         totals, places = candidates.topk(min(2 * self.options.beam, candidates.shape[1]))
-        parents, tokens = places // vocabulary, places % vocabulary
+        parents, tokens = places // best.shape[-1], ids.flatten(1).gather(1, places)
         ends = tokens == self.options.eos
         self._finish(totals, parents, ends)
         kept = ends.byte().argsort(dim=1, stable=True)[:, : min(self.options.beam, width * (vocabulary - 1))]
