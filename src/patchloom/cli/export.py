@@ -79,6 +79,6 @@ def run(options: argparse.Namespace) -> None:
         return
     print(f"{report.file}: {report.bytes / 1e6:.1f} MB{', replaces an earlier export' if report.replaced else ''}")
     print(
-        f"Verified on {report.images} images: logits differ by at most {report.difference:.1e} of the largest logit; "
-        f"{report.agreement:.1%} of the predicted classes agree."
+        f"Verified on {report.images} {report.unit}: logits differ by at most {report.difference:.1e} of the largest "
+        f"logit; {report.agreement:.1%} of the predicted {'classes' if report.unit == 'images' else 'tokens'} agree."
     )

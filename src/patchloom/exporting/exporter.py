@@ -6,9 +6,10 @@ import copy
 import math
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,10 @@ from patchloom.devices import Device, choose_device
 from patchloom.errors import PatchloomError
 from patchloom.exporting.check import Comparison, calibration_crops, compare, find_pictures
 from patchloom.exporting.formats import FORMATS, Artefact, Format, Request, find_format, make
+from patchloom.exporting.text import TextFiles, check_text_options, compare_text, encoder_file
 from patchloom.models.fused import FusedNetwork
 from patchloom.models.network import Network, unwrapped
+from patchloom.models.translation import TranslationNetwork
 from patchloom.weights.load import load
 
 TOLERANCE = 1e-4  # largest difference of a logit, relative to the largest logit
@@ -42,15 +45,16 @@ class Report:
     agreement: float  # fraction of images with the same predicted class
     tolerance: float  # bound of difference; for int8, of 1 - agreement
     images: int
-    sizes: tuple[tuple[int, int, int], ...]  # batch, height, width
+    sizes: tuple[tuple[int, int, int], ...]  # batch, height, width; of text: batch, source tokens, target tokens
     replaced: bool  # whether an earlier export was replaced
+    unit: str = "images"  # what `images` counts: images or sentences
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def export(
-    model: Source,
+    model: Source | TranslationNetwork,
     to: str,
     out: str | PathLike[str],
     int8: bool = False,
@@ -64,8 +68,9 @@ def export(
     """Write a network for another program and verify on real images that the file computes the same logits.
 
     Args:
-        model: A network, or anything that `load` accepts.
-        to: The format: onnx, openvino, torch (a .pt2 program), safetensors, timm or official.
+        model: A network, of images or one that translates, or anything that `load` accepts.
+        to: The format: onnx, openvino, torch (a .pt2 program), safetensors, timm or official. Networks that translate
+            support safetensors and onnx, which is two files: the decoder step and, beside it, `NAME.encoder.onnx`.
         out: The file to write; an earlier export is replaced, other files are not.
         int8: Store weights in 8 bits (onnx and openvino); onnx also multiplies in int8.
         with_preprocessing: Take uint8 pixels (B, height, width, C) and normalise inside (onnx, openvino and torch).
@@ -88,16 +93,25 @@ def export(
     _refuse_sources(path, model, base)
     _refuse_other_files(path, to)
     bound = _checked_tolerance(tolerance, int8)
-    pictures = find_pictures(images, model)
-    request = Request(_network(model, base), int8, with_preprocessing, chosen)
+    network = _network(model, base)
+    write: Callable[[str, Path, Path, float], Comparison]
+    if isinstance(network, TranslationNetwork):
+        check_text_options(network.config.name, to, int8=int8, with_preprocessing=with_preprocessing, images=images)
+        write = partial(_write_text_checked, network)
+    else:
+        request = Request(network, int8, with_preprocessing, chosen)
+        write = partial(_write_checked, request, find_pictures(images, model))
     replaced = path.exists()
     try:
         with _temporary_folder(path) as folder:
-            found = _write_checked(request, to, path, folder, pictures, bound)
+            found = write(to, path, folder, bound)
             size = _move(folder, path)
     except OSError as error:
         raise PatchloomError(f"{path} cannot be written: {error.strerror or error}.") from error
-    return Report(to, str(path), size, found.difference, found.agreement, bound, found.images, found.sizes, replaced)
+    return Report(
+        to, str(path), size, found.difference, found.agreement, bound, found.images, found.sizes, replaced,
+        "sentences" if isinstance(network, TranslationNetwork) else "images",
+    )  # fmt: skip
 
 
 @contextmanager
@@ -108,8 +122,21 @@ def _temporary_folder(path: Path) -> Iterator[Path]:
         yield folder
 
 
+def _write_text_checked(network: TranslationNetwork, to: str, path: Path, folder: Path, bound: float) -> Comparison:
+    """Write and verify the files of a network that translates."""
+    temporary_file = folder / path.name
+    with _as_patchloom_error(f"{path} is not written: {to} does not support this network"):
+        files = TextFiles(network, to)
+        files.write(temporary_file, {})
+        found = compare_text(network, to, temporary_file)
+    _refuse_wrong(found, path, to, bound, int8=False)
+    with _as_patchloom_error(f"{path} cannot be written"):
+        files.write(temporary_file, {**found.to_json(), "tolerance": bound, MARK: to})
+    return found
+
+
 def _write_checked(
-    request: Request, to: str, path: Path, folder: Path, pictures: list[Image.Image], bound: float
+    request: Request, pictures: list[Image.Image], to: str, path: Path, folder: Path, bound: float
 ) -> Comparison:
     """Write and verify the file; int8 is tried again with calibrated ranges if it is not accurate enough."""
     temporary_file = folder / path.name
@@ -149,9 +176,12 @@ def _as_patchloom_error(what: str) -> Iterator[None]:
         raise PatchloomError(f"{what}: {reason.strip()}") from error
 
 
-def _network(model: Source, base: Source | None) -> Network:
+def _network(model: Source | TranslationNetwork, base: Source | None) -> Network | TranslationNetwork:
     """A copy of the network on the CPU in float32, so that tracing does not change the caller's."""
-    network = load(model, base=base) if isinstance(model, str | PathLike) else copy.deepcopy(unwrapped(model))
+    if isinstance(model, str | PathLike):
+        network: Any = load(model, base=base)
+    else:
+        network = copy.deepcopy(model if isinstance(model, TranslationNetwork) else unwrapped(model))
     if isinstance(network, FusedNetwork):
         raise PatchloomError("A fused copy cannot be exported. Export the network it was made from.")
     return network.cpu().float().eval().requires_grad_(False)
@@ -195,6 +225,9 @@ def _refuse_other_files(path: Path, to: str) -> None:
     export if the .xml file beside it does."""
     if path.exists() and not _is_export(path):
         raise PatchloomError(f"{path} exists and is not an export, so it is not overwritten.")
+    encoder = encoder_file(path)
+    if to == "onnx" and encoder.is_file() and not _is_export(encoder):
+        raise PatchloomError(f"{encoder}, where an encoder would be, is not an export, so it is not overwritten.")
     weights = path.with_suffix(".bin")
     if to == "openvino" and weights.exists() and not path.exists():
         raise PatchloomError(
@@ -202,7 +235,7 @@ def _refuse_other_files(path: Path, to: str) -> None:
         )
 
 
-def _refuse_sources(path: Path, *sources: Source | None) -> None:
+def _refuse_sources(path: Path, *sources: object) -> None:
     """Raise PatchloomError if the export would overwrite the weights that it is made from."""
     for source in (Path(source) for source in sources if isinstance(source, str | PathLike)):
         own = (source, source / "model.safetensors", source / "export" / "model.safetensors")

@@ -44,12 +44,12 @@ def to_onnx(request: Request) -> ModelProto:
         )
     assert exported is not None
     model = exported.model_proto
-    _clean(model)
+    clean(model)
     _name_sizes(model, request)
     return model
 
 
-def _clean(model: ModelProto) -> None:
+def clean(model: ModelProto) -> None:
     """Remove the exporter's notes on shapes, modules and source lines."""
     graph = model.graph
     # The exporter records source lines and file names of this machine in every node.

@@ -90,7 +90,8 @@ class SequenceLinear(CrossPatchLinear):
         """One row of A times all tokens so far: row t of what `forward` gives for the whole sequence."""
         (tokens,) = cache.append(x.flatten(0, 1))
         t = cache.length - 1
-        return torch.addmv(self.bias[t], tokens.flatten(1).T, self.weight[t, : t + 1]).view_as(x)
+        # not addmv, which the exporter to ONNX translates wrongly
+        return torch.addmm(self.bias[t], self.weight[t : t + 1, : t + 1], tokens.flatten(1)).view_as(x)
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, causal={self.causal}"

@@ -11,17 +11,29 @@ from patchloom.errors import PatchloomError
 from patchloom.reading import read_json
 from patchloom.tasks.registry import default_task, find_task, task_specs
 from patchloom.training.run import Run
+from patchloom.weights.files import metadata_of
 
 
 def task_of(model: Any) -> str:
-    """The name of the task of a run folder, an export or a file in one of them; of anything else, the default."""
+    """The name of the task of a run folder, an export or a file of one; of anything else, the default."""
     if isinstance(model, str | os.PathLike) and str(model):
         place = Path(model)
+        if place.suffix == ".safetensors" and (label := _label_of(place)):
+            return find_task(label).name
         # A file in export/ or checkpoints/ has its run two levels above.
         for folder in (place, *place.parents[:2]) if place.exists() else ():  # not for published names
             if label := _label_in(folder):
                 return find_task(label).name
     return default_task().name
+
+
+def _label_of(file: Path) -> str | None:
+    """The task that the metadata of a file of weights names."""
+    with suppress(PatchloomError, OSError):  # whoever loads it reports what is wrong
+        if file.is_file():
+            task = metadata_of(file).get("task")
+            return None if task is None else str(task)
+    return None
 
 
 def _label_in(folder: Path) -> str | None:

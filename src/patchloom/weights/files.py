@@ -169,6 +169,20 @@ def _read_safetensors(path: Path) -> Checkpoint:
     return Checkpoint(str(path), unwrap(tensors, str(path)), metadata)
 
 
+def metadata_of(path: Path) -> dict[str, Any]:
+    """The metadata of a .safetensors file, without its tensors; {} for a file of others.
+
+    Raises PatchloomError if the file is damaged.
+    """
+    _check_header(path)
+    try:
+        with safe_open(path, "pt") as file:
+            found = parse_json((file.metadata() or {}).get(METADATA_KEY, "{}"))
+    except (SafetensorError, OSError, ValueError) as error:
+        raise PatchloomError(f"{path} cannot be read: {error}.") from error
+    return found if isinstance(found, dict) else {}
+
+
 def _check_header(path: Path) -> None:
     """Refuse a huge header: names, shapes and metadata are parsed at once and could take gigabytes."""
     with open(path, "rb") as file:

@@ -153,3 +153,12 @@ def test_no_sources_give_no_translations() -> None:
     for beam in (1, 3):
         assert search(model, torch.zeros(0, 4, dtype=torch.long), options(beam=beam)) == []
     assert Hypothesis((4,), -1.0, -0.5).tokens == (4,)
+
+
+@pytest.mark.parametrize("name", NANOS)
+@pytest.mark.parametrize("beam", [1, 3])
+def test_with_the_end_forbidden_every_translation_has_the_length_of_its_limit(name: str, beam: int) -> None:
+    model, rows = make(name), sources(5)
+    for each in search(model, rows, options(beam=beam, forbidden=(2, 3), limit_factor=0.0, limit_extra=7)):
+        assert len(each.tokens) == 6
+        assert each.score > -100

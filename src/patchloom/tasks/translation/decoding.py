@@ -24,7 +24,8 @@ class DecodingOptions:
     eos: int  # the token that ends a target
     beam: int = 4
     length_penalty: float = 0.6  # a finished hypothesis of n tokens has the score log p / n^length_penalty
-    forbidden: tuple[int, ...] = ()  # tokens that are never generated, beside padding and `bos`
+    # tokens that are never generated, beside padding and `bos`; `eos` among them comes at the limit only
+    forbidden: tuple[int, ...] = ()
     limit_factor: float = 2.0  # a source of n tokens gets a target of at most limit_factor n + limit_extra
     limit_extra: int = 10
     cached: bool = True  # False computes the network on all tokens at every step, for comparison
@@ -163,11 +164,13 @@ class _Beams:
         at_limit = self.limits[self.active] <= self.length
         scores = _next_scores(self.decoder.step(self.tokens[..., -1]), at_limit, self.options)
         width, vocabulary = scores.shape[1:]
+        # The best of each hypothesis first: sums and a second search over whole vocabularies take longer.
         # (B, K V): the hypotheses of a source compete with one another, not those of different sources.
-        candidates = (self.totals[..., None] + scores).flatten(1)
+        best, ids = scores.topk(min(2 * self.options.beam, vocabulary))
+        candidates = (self.totals[..., None] + best).flatten(1)
         # at most one candidate per hypothesis ends, so twice the beam always holds enough that do not
         totals, places = candidates.topk(min(2 * self.options.beam, candidates.shape[1]))
-        parents, tokens = places // vocabulary, places % vocabulary
+        parents, tokens = places // best.shape[-1], ids.flatten(1).gather(1, places)
         ends = tokens == self.options.eos
         self._finish(totals, parents, ends)
         # False sorts before True, and a stable sort keeps the order of scores: the best candidates that do not end.
@@ -228,11 +231,11 @@ def _next_scores(logits: Tensor, at_limit: Tensor, options: DecodingOptions) -> 
     """Log-probabilities (B, K, V) of the next tokens; -inf for those that may not come. At its limit only `eos` may."""
     # In float32: half precision would round the sum of many log-probabilities.
     scores = logits.float().log_softmax(dim=-1)
+    end = scores[..., options.eos].clone()
     for token in (PADDING, options.bos, *options.forbidden):
         scores[..., token] = -torch.inf
     if bool(at_limit.any()):
         # Only `eos` keeps its probability, so that a cut translation pays for ending there.
-        end = scores[..., options.eos].clone()
         scores[at_limit] = -torch.inf
         scores[..., options.eos] = end
     return scores
