@@ -17,7 +17,8 @@ import patchloom
 from patchloom import PatchloomError
 from patchloom.cli.main import main
 from patchloom.data.opening import open_source
-from patchloom.inference.probes import _knn, _linear, embeddings, probe
+from patchloom.inference.embeddings import embeddings
+from patchloom.inference.probes import _knn, _linear, probe
 
 
 @pytest.fixture(scope="module")

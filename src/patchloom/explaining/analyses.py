@@ -15,10 +15,10 @@ from patchloom.data.sources import Item, Source, spread
 from patchloom.devices import Device
 from patchloom.errors import PatchloomError
 from patchloom.explaining.weights import scales, sparsity
+from patchloom.inference.embeddings import embeddings
 from patchloom.inference.items import open_items
 from patchloom.inference.models import open_model
 from patchloom.inference.norms import branch_norms
-from patchloom.inference.probes import embeddings
 from patchloom.install import install_hint
 from patchloom.models.network import Network
 from patchloom.models.patch_network import patch_network

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from os import PathLike
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from patchloom.console import Console
-from patchloom.data.images import to_input
-from patchloom.data.loader import eval_batches
-from patchloom.data.sources import Item, Source
-from patchloom.devices import Device, device_of, pins_memory
+from patchloom.devices import Device
 from patchloom.errors import PatchloomError
+from patchloom.inference.embeddings import embeddings
 from patchloom.inference.items import held_out_by, open_items
 from patchloom.inference.models import Model, open_model, test_preprocessing
+from patchloom.inference.neighbours import knn_probabilities, normalise
 from patchloom.models.fused import fuse
-from patchloom.models.network import Network
-from patchloom.models.preprocessing import Preprocessing
 
 PROBES = ("linear", "knn")
 NEIGHBOURS = 10
@@ -84,26 +79,6 @@ def probe(
     }
 
 
-@torch.inference_mode()
-def embeddings(
-    network: Network,
-    source: Source,
-    items: Sequence[Item],
-    preprocessing: Preprocessing,
-    batch: int = 128,
-    workers: int = 0,
-) -> np.ndarray:
-    """The vectors before the head, (N, D) float32, in the order of the items."""
-    device = device_of(network)
-    rows = [
-        network.embed(to_input(images, preprocessing, device)).float().cpu().numpy()
-        for images, _ in eval_batches(
-            source, range(len(items)), items, preprocessing, batch, workers, pins_memory(device)
-        )
-    ]
-    return np.concatenate(rows)
-
-
 def _linear(x: np.ndarray, y: np.ndarray, z: np.ndarray, classes: int) -> np.ndarray:
     """(N, classes): probabilities of a logistic regression."""
     from sklearn.linear_model import LogisticRegression
@@ -132,10 +107,4 @@ def _knn(
     temperature: float = TEMPERATURE,
 ) -> np.ndarray:
     """(N, classes): weighted votes of the nearest neighbours."""
-    known, asked = (torch.nn.functional.normalize(torch.from_numpy(values), dim=1) for values in (x, z))
-    labels, votes = torch.from_numpy(y), []
-    for part in asked.split(1024):
-        near = (part @ known.T).topk(min(k, len(known)), dim=1)
-        weight: Tensor = (near.values / temperature).softmax(dim=1)  # exp, scaled per image so that none overflows
-        votes.append(torch.zeros(len(part), classes).scatter_add_(1, labels[near.indices], weight))
-    return torch.cat(votes).numpy()
+    return knn_probabilities(normalise(z), normalise(x), torch.from_numpy(y), k, temperature, classes).numpy()
