@@ -29,7 +29,7 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
         ],
     )
     parts = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add in (_add_build, _add_query, _add_add, _add_remove, _add_classify, _add_evaluate):
+    for add in (_add_build, _add_query, _add_add, _add_remove, _add_classify, _add_evaluate, _add_split):
         add(parts, shared)
 
 
@@ -182,6 +182,33 @@ def _add_evaluate(parts: Any, shared: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=evaluate, settings=[])
 
 
+def _add_split(parts: Any, shared: argparse.ArgumentParser) -> None:
+    parser = add_command(
+        parts,
+        "split",
+        shared,
+        "propose finer classes: clusters of the images inside every class",
+        [
+            "patchloom search split pets.index --labels species --out finer.csv --gallery sheets.html",
+            "patchloom search split pets.index --labels species --clusters 12 --out finer.csv --truth breed",
+        ],
+    )
+    parser.add_argument("index", metavar="INDEX", help="folder of an index")
+    parser.add_argument("--labels", metavar="COLUMN", required=True, help="column of the classes to split")
+    parser.add_argument(
+        "--clusters",
+        metavar="N",
+        default="auto",
+        help="clusters in every class, or auto: the largest number whose clusters are stable (default: auto)",
+    )
+    parser.add_argument("--truth", metavar="COLUMN", help="column to compare with: adjusted Rand index and purity")
+    parser.add_argument("--out", metavar="FILE.csv", required=True, help="manifest to write, with the new column")
+    parser.add_argument("--column", metavar="NAME", default="cluster", help="name of the new column (default: cluster)")
+    parser.add_argument("--gallery", metavar="FILE.html", help="also write a page with a contact sheet per cluster")
+    parser.add_argument("--json", action="store_true", help=JSON_HELP)
+    parser.set_defaults(run=split)
+
+
 def build(options: argparse.Namespace) -> None:
     """Build and print what was built."""
     from patchloom.console import Console
@@ -297,6 +324,33 @@ def evaluate(options: argparse.Namespace) -> None:
         for column, one in found["levels"].items()
     ]
     print_lines(*table([head, *rows], right=range(1, 6)))
+
+
+def split(options: argparse.Namespace) -> None:
+    """Cluster, write the manifest and the page, and print a table."""
+    from patchloom.console import Console
+    from patchloom.search import splitting
+    from patchloom.search.index import Index
+
+    index = Index.open(options.index)
+    clusters = splitting.parse_clusters(options.clusters)
+    found, about = splitting.split_index(
+        index, options.labels, clusters=clusters, truth=options.truth, console=Console(sys.stderr)
+    )
+    rows = splitting.write_manifest(index, found, options.out, options.column)
+    if options.gallery is not None:
+        splitting.write_sheets(index, found, options.gallery)
+    if options.json:
+        print_json({**about, "column": options.column, "file": options.out, "rows": rows})
+        return
+    scores = ("ARI", "purity") if options.truth is not None else ()
+    head = (options.labels, "images", "clusters", "stability", *scores, "")
+    print_lines(*table([head, *splitting.summary_rows(about["classes"])], right=range(1, len(head) - 1)))
+    if scores:
+        print_lines(
+            f"All: adjusted Rand index {about['ari']:.3f}, purity {about['purity']:.3f} against {options.truth}."
+        )
+    print_lines(f"Wrote {options.out}: {rows} images, column {options.column!r}.")
 
 
 def _open(options: argparse.Namespace) -> Index:

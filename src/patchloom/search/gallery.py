@@ -93,14 +93,29 @@ def write_gallery(
     The frame of a neighbour has the colour of the finest label column that agrees with the query: with its label if the
     query is an image of the index, else with the class that its neighbours give it.
     """
-    path = Path(path)
     pictures = Pictures(index.header.data)
     columns = sorted(index.columns, key=lambda name: -len(index.columns[name].names))
     rows = "".join(_row(index, answer, pictures, columns) for answer in answers)
-    body = f"<h1>{escape(title)}</h1>{_legend(columns)}{rows}"
+    _write(Path(path), title, _legend(columns) + rows)
+
+
+def write_sections(
+    pictures: Pictures, sections: Sequence[tuple[str, Sequence[str]]], path: str | PathLike[str], title: str
+) -> None:
+    """Write a page with a heading and the pictures of some keys, section after section."""
+    body = "".join(
+        f"<h2>{escape(heading)}</h2><div class=row>"
+        + "".join(_figure(pictures.read(key), "var(--line)", escape(_short(key))) for key in keys)
+        + "</div>"
+        for heading, keys in sections
+    )
+    _write(Path(path), title, body)
+
+
+def _write(path: Path, title: str, body: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(html_page(title, _STYLE + body), encoding="utf-8")
+        path.write_text(html_page(title, f"{_STYLE}<h1>{escape(title)}</h1>{body}"), encoding="utf-8")
     except OSError as error:
         raise PatchloomError(f"{path} cannot be written: {error.strerror or error}.") from error
 
