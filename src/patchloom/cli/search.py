@@ -29,7 +29,17 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
         ],
     )
     parts = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add in (_add_build, _add_query, _add_add, _add_remove, _add_classify, _add_evaluate, _add_split):
+    for add in (
+        _add_build,
+        _add_query,
+        _add_add,
+        _add_remove,
+        _add_classify,
+        _add_evaluate,
+        _add_split,
+        _add_matrix,
+        _add_analyse,
+    ):
         add(parts, shared)
 
 
@@ -209,6 +219,46 @@ def _add_split(parts: Any, shared: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=split)
 
 
+def _add_matrix(parts: Any, shared: argparse.ArgumentParser) -> None:
+    parser = add_command(
+        parts,
+        "matrix",
+        shared,
+        "compare runs that were trained on different levels of labels, on every level",
+        ["patchloom search matrix runs/species runs/breed --data pets.csv --labels species breed --out matrix"],
+    )
+    _add_runs(parser)
+    parser.add_argument(
+        "--labels", metavar="COLUMN", nargs="+", required=True, help="levels to test on, coarse to fine"
+    )
+    parser.add_argument("--condition", default="none", metavar="C", help="none, coarse or oracle (default: none)")
+    parser.set_defaults(run=matrix)
+
+
+def _add_analyse(parts: Any, shared: argparse.ArgumentParser) -> None:
+    parser = add_command(
+        parts,
+        "analyse",
+        shared,
+        "measure what embeddings keep of fine labels: separability, linear classifier, PCA energy, t-SNE",
+        ["patchloom search analyse runs/grafit runs/ce --data pets.csv --fine breed --coarse species --out analysis"],
+    )
+    _add_runs(parser)
+    parser.add_argument("--fine", metavar="COLUMN", required=True, help="column of the fine labels")
+    parser.add_argument("--coarse", metavar="COLUMN", required=True, help="column of the coarse labels")
+    parser.add_argument("--count", metavar="N", type=int, help="training images to use, evenly spread (default: all)")
+    parser.add_argument("--shown", metavar="N", type=int, default=500, help="images in the t-SNE plot (default: 500)")
+    parser.set_defaults(run=analyse)
+
+
+def _add_runs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("runs", metavar="RUN", nargs="+", help=MODEL_HELP)
+    parser.add_argument("--data", metavar="DATA", required=True, help=DATA_HELP)
+    parser.add_argument("--out", metavar="DIR", help="folder for the JSON file and the figures")
+    add_device(parser)
+    parser.add_argument("--json", action="store_true", help=JSON_HELP)
+
+
 def build(options: argparse.Namespace) -> None:
     """Build and print what was built."""
     from patchloom.console import Console
@@ -351,6 +401,41 @@ def split(options: argparse.Namespace) -> None:
             f"All: adjusted Rand index {about['ari']:.3f}, purity {about['purity']:.3f} against {options.truth}."
         )
     print_lines(f"Wrote {options.out}: {rows} images, column {options.column!r}.")
+
+
+def matrix(options: argparse.Namespace) -> None:
+    """Evaluate every run and print the matrix."""
+    from patchloom.console import Console
+    from patchloom.search import granularity
+
+    found = granularity.granularity(
+        options.runs, options.data, options.labels, condition=options.condition, device=options.device,
+        console=Console(sys.stderr),
+    )  # fmt: skip
+    _print_study(options, found, granularity.table_rows, granularity.write_matrix)
+
+
+def analyse(options: argparse.Namespace) -> None:
+    """Analyse every run and print a table."""
+    from patchloom.console import Console
+    from patchloom.search import analyses
+
+    found = analyses.analyse_search(
+        options.runs, options.data, options.fine, options.coarse, count=options.count, shown=options.shown,
+        device=options.device, console=Console(sys.stderr),
+    )  # fmt: skip
+    _print_study(options, found, analyses.table_rows, analyses.write_analyses)
+
+
+def _print_study(options: argparse.Namespace, found: Any, rows: Any, write: Any) -> None:
+    from patchloom.cli.output import out_folder
+
+    written = write(found, out_folder(options.out)) if options.out is not None else []
+    if options.json:
+        print_json(found)
+        return
+    lines = rows(found)
+    print_lines(*table(lines, right=range(1, len(lines[0]) - 1)), *map(str, written))
 
 
 def _open(options: argparse.Namespace) -> Index:

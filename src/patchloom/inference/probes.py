@@ -66,7 +66,9 @@ def probe(
     if kind == "knn" and k > len(y):
         raise PatchloomError(f"--k {k} is more than the {len(y)} training images.")
     classes = len(source.class_names)
-    probabilities = _linear(x, y, z, classes) if kind == "linear" else _knn(x, y, z, classes, k, temperature)
+    probabilities = (
+        linear_probabilities(x, y, z, classes) if kind == "linear" else _knn(x, y, z, classes, k, temperature)
+    )
     order = np.argsort(-probabilities, axis=1, kind="stable")
     return {
         "probe": kind,
@@ -79,7 +81,7 @@ def probe(
     }
 
 
-def _linear(x: np.ndarray, y: np.ndarray, z: np.ndarray, classes: int) -> np.ndarray:
+def linear_probabilities(x: np.ndarray, y: np.ndarray, z: np.ndarray, classes: int) -> np.ndarray:
     """(N, classes): probabilities of a logistic regression."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline

@@ -65,7 +65,7 @@ def evaluate_search(
     source, above = _open(data, column_list(labels), network, condition, coarse)
     for message in (*source.notes, *conflicts(source)):
         console.say(f"Note: {message}")
-    collection, queries = _sides(source, weights, data, console)
+    collection, queries = sides(source, weights, data, console)
     fast = fuse(network)
     x, z = (
         normalise(embeddings(fast, source, items, network.preprocessing, batch, workers))
@@ -120,7 +120,7 @@ def _open(
     return source, coarse_column(names, trained, network.class_names, coarse)
 
 
-def _sides(source: Source, weights: Model, data: Any, console: Console) -> tuple[list[Item], list[Item]]:
+def sides(source: Source, weights: Model, data: Any, console: Console) -> tuple[list[Item], list[Item]]:
     """The collection and the queries, without images that cannot be read."""
     bad = find_unreadable(source, source.items(), lambda done, of: console.progress(f"reading images: {done} of {of}"))
     if bad:
