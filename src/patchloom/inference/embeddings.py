@@ -48,7 +48,7 @@ def embed(model: Model, images: Any, *, batch: int = BATCH, device: Device = "au
         pixels = collate([crop(as_picture(image), network.preprocessing) for image in some])
         rows.append(embed_pixels(network, pixels, network.preprocessing))
     if not rows:
-        raise PatchloomError("There is no image to embed.")
+        raise PatchloomError("No image was given to embed.")
     return np.concatenate(rows)
 
 

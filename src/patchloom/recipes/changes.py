@@ -66,7 +66,7 @@ def parse_hints(words: Iterable[str]) -> dict[str, Any]:
         else:
             known = ("img_size", "mean", "std")
             raise PatchloomError(
-                f"There is no setting {key!r}.{did_you_mean(key, known)} Settings are img_size, mean, std and options "
+                f"Unknown setting {key!r}.{did_you_mean(key, known)} Settings are img_size, mean, std and options "
                 "of the model, such as model.heads=3."
             )
     return hints

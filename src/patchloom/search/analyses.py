@@ -172,7 +172,7 @@ def write_analyses(found: Mapping[str, Any], folder: Path) -> list[Path]:
 def _draw_tsne(found: Mapping[str, Any], path: Path) -> None:
     runs = found["runs"]
     if not runs:
-        raise PatchloomError("There is no run to draw.")
+        raise PatchloomError("Name at least one run to analyse.")
     figure = new_figure(10, 4.6 * len(runs))
     grid = figure.subplots(len(runs), 2, squeeze=False)
     for line, (run, one) in zip(grid, runs.items(), strict=True):

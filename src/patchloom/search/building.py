@@ -128,7 +128,7 @@ def _whole_already(out: Path, plan: Mapping[str, Any], console: Console) -> Head
     """--resume of a build that is complete."""
     header = read_header(out)
     if header.model["digest"] != plan["model"]["digest"]:
-        raise PatchloomError(f"{out} is a whole index, of other weights: there is no build to resume.")
+        raise PatchloomError(f"{out} is a complete index of other weights: nothing can be resumed.")
     console.say(f"{out} is complete: {count(header.count, 'image')}.")
     return header
 

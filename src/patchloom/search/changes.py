@@ -122,7 +122,7 @@ def _embed_new(index: Index, images: Any, console: Console) -> tuple[_New, list[
             vectors.append(normalise(embed_pixels(index.network, collate(pixels), index.network.preprocessing)).numpy())
         console.progress(f"embedding: {len(new)} images")
     if not new and not same:
-        raise PatchloomError("There is no image to add.")
+        raise PatchloomError("No image was given to add.")
     empty = np.zeros((0, index.header.dim), np.float32)
     rows = np.concatenate(vectors) if vectors else empty
     return _New(list(new), [digest for digest, _ in new.values()], rows), list(dict.fromkeys(same))

@@ -68,7 +68,7 @@ def conflicts(source: Source) -> list[str]:
     """For every pair of columns where one could be a level above the other, what contradicts it: a class that lies in
     more than one class of the level above, by name.
 
-    Columns without any relation, such as species and photographer, are no levels: there nearly every class would be in
+    Columns without any relation, such as species and photographer, are not levels: there nearly every class would be in
     conflict. A pair is reported if at least half of the finer classes lie in one coarser class.
     """
     columns = sorted(source.columns, key=lambda name: len(source.columns[name]))

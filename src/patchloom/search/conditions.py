@@ -40,7 +40,7 @@ def coarse_column(
     listed = ", ".join(columns) or "none"
     if asked is not None:
         if asked not in columns:
-            raise PatchloomError(f"There is no label column {asked!r} for --coarse. Label columns: {listed}.")
+            raise PatchloomError(f"Unknown label column {asked!r} for --coarse. Label columns: {listed}.")
         return asked
     if trained is not None and trained in columns:
         return trained

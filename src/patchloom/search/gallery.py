@@ -95,7 +95,8 @@ def write_gallery(
     """
     pictures = Pictures(index.header.data)
     columns = sorted(index.columns, key=lambda name: -len(index.columns[name].names))
-    rows = "".join(_row(index, answer, pictures, columns) for answer in answers)
+    places = {key: place for place, key in enumerate(index.contents.keys)}
+    rows = "".join(_row(index, answer, pictures, columns, places) for answer in answers)
     _write(Path(path), title, _legend(columns) + rows)
 
 
@@ -139,8 +140,10 @@ def _legend(columns: Sequence[str]) -> str:
     return f"<p class=soft>Frames:{swatches}</p>"
 
 
-def _row(index: Index, answer: Mapping[str, Any], pictures: Pictures, columns: Sequence[str]) -> str:
-    truth = _labels_of_query(index, answer)
+def _row(
+    index: Index, answer: Mapping[str, Any], pictures: Pictures, columns: Sequence[str], places: Mapping[str, int]
+) -> str:
+    truth = _labels_of_query(index, answer, places)
     guesses = "".join(f"<br>{escape(name)}: {escape(str(value))}" for name, value in truth.items() if value)
     query = _figure(
         _query_picture(answer["query"]), "var(--ink)", f"<b>query</b><br>{escape(_short(answer['query']))}{guesses}"
@@ -157,14 +160,13 @@ def _row(index: Index, answer: Mapping[str, Any], pictures: Pictures, columns: S
     return f"<div class=row>{query}{results}</div>"
 
 
-def _labels_of_query(index: Index, answer: Mapping[str, Any]) -> dict[str, str | None]:
+def _labels_of_query(index: Index, answer: Mapping[str, Any], places: Mapping[str, int]) -> dict[str, str | None]:
     """The labels of a query that is in the index; else its likeliest classes."""
-    keys = {key: place for place, key in enumerate(index.contents.keys)}
     root = index.header.data.get("root")
     named = Path(str(answer["query"])).absolute()
     key = named.relative_to(root).as_posix() if root and named.is_relative_to(root) else named.as_posix()
-    if key in keys:
-        return index.contents.labels(keys[key])
+    if key in places:
+        return index.contents.labels(places[key])
     return {column: next(iter(found), None) for column, found in answer["knn"].items()}
 
 

@@ -93,7 +93,7 @@ class Index:
         `weights`, which must be the same.
 
         Raises:
-            PatchloomError: There is no index, it is damaged, or a newer patchloom wrote it.
+            PatchloomError: The folder is not an index, it is damaged, or a newer patchloom wrote it.
         """
         folder = Path(path)
         header, contents = read_index(folder)
@@ -257,7 +257,7 @@ class Index:
                 batch = to_input(pixels, self.network.preprocessing, device_of(self.network))
                 softmax.append(softmax_of(self.network, batch, classes))
         if not names:
-            raise PatchloomError("There is no image to search with.")
+            raise PatchloomError("No image was given to search with.")
         return Queries(names, np.concatenate(vectors), torch.cat(softmax) if classified else None)
 
     def _ranking(

@@ -116,7 +116,7 @@ def read_index(folder: Path) -> tuple[Header, Contents]:
     """The header and the contents of an index. Its vectors are memory-mapped; every file is compared with its digest.
 
     Raises:
-        PatchloomError: There is no index, it is damaged, or a newer patchloom wrote it.
+        PatchloomError: The folder is not an index, it is damaged, or a newer patchloom wrote it.
     """
     for attempt in range(5):
         header = read_header(folder)
