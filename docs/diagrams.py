@@ -285,10 +285,11 @@ def package() -> Canvas:
     rows: list[Row] = [
         [("cli", "one file per command: parse, call, print", "plain")],
         [("serve", "HTTP service, web page", "plain"), ("exporting", "ONNX, OpenVINO, torch", "plain")],
-        [("explaining", "maps", "plain"), ("benching", "speed", "plain"), ("api.py", "training", "plain")],
+        [("search", "index, ranking, gallery", "plain"), ("explaining", "maps, scores", "plain")],
+        [("benching", "speed", "plain"), ("api.py", "training", "plain")],
         [("runs", "config, launch, resume, sequences, plan, list of runs", "head")],
         [("tasks", "registry; one folder per kind of learning", "head")],
-        [("inference", "prediction, embeddings, probes", "head")],
+        [("inference", "prediction, embeddings, neighbours, probes", "head")],
         [("training", "task contract, the loop, checkpoints, run folder", "pool")],
         [("recipes", "the papers' training procedures as typed values", "norm")],
         [("data", "sources, decoding, transforms, mixing, the loader", "mixing")],

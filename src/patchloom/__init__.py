@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 
 _MODULES = {
     "Callback": "patchloom.training.callbacks",
+    "Index": "patchloom.search.index",
     "Metric": "patchloom.training.task",
     "PatchloomError": "patchloom.errors",
     "Recipe": "patchloom.recipes.recipe",
@@ -20,6 +21,7 @@ _MODULES = {
     "complexity": "patchloom.models.complexity",
     "create_model": "patchloom.models.registry",
     "distill": "patchloom.api",
+    "embed": "patchloom.inference.embeddings",
     "evaluate": "patchloom.runs.kinds",
     "explain": "patchloom.explaining.explanation",
     "finetune": "patchloom.api",
@@ -48,6 +50,7 @@ _PACKAGES = (
     "models",
     "recipes",
     "runs",
+    "search",
     "tasks",
     "training",
     "weights",
@@ -75,6 +78,7 @@ if TYPE_CHECKING:
     from patchloom.api import translate as translate
     from patchloom.errors import PatchloomError as PatchloomError
     from patchloom.explaining.explanation import explain as explain
+    from patchloom.inference.embeddings import embed as embed
     from patchloom.layers.attention import capture_attention as capture_attention
     from patchloom.layers.scales import layerscale_value as layerscale_value
     from patchloom.layers.scales import uniform_drop_rate as uniform_drop_rate
@@ -87,6 +91,7 @@ if TYPE_CHECKING:
     from patchloom.runs.kinds import evaluate as evaluate
     from patchloom.runs.kinds import predict as predict
     from patchloom.runs.own import fit as fit
+    from patchloom.search.index import Index as Index
     from patchloom.training.callbacks import Callback as Callback
     from patchloom.training.task import Metric as Metric
     from patchloom.training.task import Task as Task

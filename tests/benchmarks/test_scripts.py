@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -127,3 +128,15 @@ def test_reduced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                 assert_close(form(images), want, 1e-4 if "float32" in name else 0.2, name)
         assert reduced.agreement(network, network, images) == 1
         assert reduced.agreement(network, lambda x: -network(x), images) == 0
+
+
+def test_ranking_contenders_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranking = script("ranking", monkeypatch)
+    words = ["--queries", "30", "--items", "400", "--dim", "8", "--classes", "5", "--peer-queries", "20"]
+    options = ranking.make_parser().parse_args(words)
+    one = ranking.once("patchloom", options)
+    assert one["measured"] == 30
+    assert 0.2 < one["map"] < 1
+    for name, module in ranking.PEERS.items():
+        if importlib.util.find_spec(module) is not None:
+            assert ranking.once(name, options)["map"] == pytest.approx(one["map"], abs=1e-6)

@@ -18,7 +18,8 @@ import patchloom
 from patchloom import PatchloomError
 from patchloom.cli.main import main
 from patchloom.data.opening import open_source
-from patchloom.inference.probes import _knn, _linear, embeddings, probe
+from patchloom.inference.embeddings import embeddings
+from patchloom.inference.probes import _knn, linear_probabilities, probe
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,7 @@ def test_probes_are_those_of_scikit_learn() -> None:
         make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000, C=strength)).fit(x[train], y[train])
         for strength in (0.01, 0.1, 1.0)
     ]
-    got = _linear(x[train], y[train], x[test], 4)
+    got = linear_probabilities(x[train], y[train], x[test], 4)
     assert min(abs(one.predict_proba(x[test]) - got).max() for one in linear) < 1e-4
     neighbours = KNeighborsClassifier(10, metric="cosine", weights=lambda d: np.exp((1 - d) / 0.07))
     want = neighbours.fit(x[train], y[train]).predict(x[test])

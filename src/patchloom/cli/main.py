@@ -12,12 +12,12 @@ from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 from patchloom import __version__, temporary
-from patchloom.cli import bench, data, evaluate, explain, export, models, recipes, runs, serve, train
+from patchloom.cli import bench, data, evaluate, explain, export, models, recipes, runs, search, serve, train
 from patchloom.cli.output import is_main_process
 from patchloom.errors import EXIT_CODES, InterruptedWork, PatchloomError
 from patchloom.terminal import print_lines, printable
 
-_COMMANDS = (models, recipes, train, runs, evaluate, explain, export, serve, data, bench)
+_COMMANDS = (models, recipes, train, runs, evaluate, explain, search, export, serve, data, bench)
 
 
 def main(words: Sequence[str] | None = None) -> None:

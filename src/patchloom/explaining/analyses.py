@@ -15,11 +15,11 @@ from patchloom.data.sources import Item, Source, spread
 from patchloom.devices import Device
 from patchloom.errors import PatchloomError
 from patchloom.explaining.weights import scales, sparsity
+from patchloom.inference.embeddings import embeddings
 from patchloom.inference.items import open_items
 from patchloom.inference.models import open_model
 from patchloom.inference.norms import branch_norms
-from patchloom.inference.probes import embeddings
-from patchloom.install import install_hint
+from patchloom.inference.projections import pca_energy, tsne
 from patchloom.models.network import Network
 from patchloom.models.patch_network import patch_network
 from patchloom.tasks.classification.agreement import disagreement
@@ -102,22 +102,3 @@ def _embeddings(network: Network, source: Source, items: Sequence[Item], count: 
         "pca_energy": pca_energy(vectors).tolist(),
         "tsne": tsne(vectors).tolist(),
     }
-
-
-def pca_energy(vectors: np.ndarray) -> np.ndarray:
-    """The cumulative share of the variance of (N, D) vectors in their principal components, (min(N, D),)."""
-    # Squared singular values of the centred matrix are the variances times N: no D x D covariance is needed.
-    variances = np.linalg.svd(vectors - vectors.mean(axis=0), compute_uv=False) ** 2
-    total = variances.sum()
-    return variances.cumsum() / total if total > 0 else np.ones_like(variances)
-
-
-def tsne(vectors: np.ndarray) -> np.ndarray:
-    """Deterministic t-SNE of (N, D) vectors, (N, 2); raises PatchloomError if scikit-learn is missing."""
-    try:
-        from sklearn.manifold import TSNE
-    except ImportError as error:
-        raise PatchloomError(f"t-SNE needs scikit-learn: {install_hint('figures')}") from error
-    # scikit-learn demands fewer neighbours than points.
-    perplexity = min(30.0, (len(vectors) - 1) / 3)
-    return TSNE(perplexity=perplexity, random_state=0, init="pca").fit_transform(vectors.astype(np.float32))

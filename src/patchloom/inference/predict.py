@@ -47,14 +47,14 @@ def predict(
     if top < 1:
         raise PatchloomError(f"At least one class is named, not {top}.")
     network = fuse(open_model(model, base=base, device=device))
-    waiting, rows = _expand(images), list[dict[str, Any]]()
+    waiting, rows = expand_all(images), list[dict[str, Any]]()
     # At most `batch` images are open at a time, however many files a folder has.
     while some := list(islice(waiting, batch)):
         rows += _predict_batch(network, some, top)
     return rows
 
 
-def _expand(images: Any) -> Iterator[Any]:
+def expand_all(images: Any) -> Iterator[Any]:
     """One image or several, one after the other: paths, with the files of folders and patterns, or images as they are.
     Of the pairs (image, target) of a dataset, the image."""
     if isinstance(images, str | PathLike | Image.Image) or getattr(images, "ndim", 0) == 3:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from os import PathLike
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from patchloom.console import Console
-from patchloom.data.images import to_input
-from patchloom.data.loader import eval_batches
-from patchloom.data.sources import Item, Source
-from patchloom.devices import Device, device_of, pins_memory
+from patchloom.devices import Device
 from patchloom.errors import PatchloomError
+from patchloom.inference.embeddings import embeddings
 from patchloom.inference.items import held_out_by, open_items
 from patchloom.inference.models import Model, open_model, test_preprocessing, weights_text
+from patchloom.inference.neighbours import knn_probabilities, normalise
 from patchloom.models.fused import fuse
-from patchloom.models.network import Network
-from patchloom.models.preprocessing import Preprocessing
 
 PROBES = ("linear", "knn")
 NEIGHBOURS = 10
@@ -73,7 +68,9 @@ def probe(
         raise PatchloomError(f"--k {k} is more than the {len(y)} training images.")
     x, z = (embeddings(network, source, items, preprocessing, batch, workers) for items in (train, held_out))
     classes = len(source.class_names)
-    probabilities = _linear(x, y, z, classes) if kind == "linear" else _knn(x, y, z, classes, k, temperature)
+    probabilities = (
+        linear_probabilities(x, y, z, classes) if kind == "linear" else _knn(x, y, z, classes, k, temperature)
+    )
     order = np.argsort(-probabilities, axis=1, kind="stable")
     return {
         "probe": kind,
@@ -84,26 +81,6 @@ def probe(
         "dim": x.shape[1],
         **({"k": k, "temperature": temperature} if kind == "knn" else {}),
     }
-
-
-@torch.inference_mode()
-def embeddings(
-    network: Network,
-    source: Source,
-    items: Sequence[Item],
-    preprocessing: Preprocessing,
-    batch: int = 128,
-    workers: int = 0,
-) -> np.ndarray:
-    """The vectors before the head, (N, D) float32, in the order of the items."""
-    device = device_of(network)
-    rows = [
-        network.embed(to_input(images, preprocessing, device)).float().cpu().numpy()
-        for images, _ in eval_batches(
-            source, range(len(items)), items, preprocessing, batch, workers, pins_memory(device)
-        )
-    ]
-    return np.concatenate(rows)
 
 
 def _check_kind(kind: str, k: int | None, temperature: float | None) -> None:
@@ -118,7 +95,7 @@ def _check_kind(kind: str, k: int | None, temperature: float | None) -> None:
         raise PatchloomError(f"--temperature must be positive and finite, not {temperature}.")
 
 
-def _linear(x: np.ndarray, y: np.ndarray, z: np.ndarray, classes: int) -> np.ndarray:
+def linear_probabilities(x: np.ndarray, y: np.ndarray, z: np.ndarray, classes: int) -> np.ndarray:
     """(N, classes): probabilities of a logistic regression."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
@@ -158,11 +135,4 @@ def _knn(
         x, y: embeddings (M, D) and labels (M,) of the training images.
         z: embeddings (N, D) of the held-out ones.
     """
-    known, asked = (torch.nn.functional.normalize(torch.from_numpy(values), dim=1) for values in (x, z))
-    labels, votes = torch.from_numpy(y), []
-    # In pieces: all similarities at once would take N x M numbers.
-    for part in asked.split(1024):
-        near = (part @ known.T).topk(min(k, len(known)), dim=1)
-        weight: Tensor = (near.values / temperature).softmax(dim=1)  # exp, scaled per image so that none overflows
-        votes.append(torch.zeros(len(part), classes).scatter_add_(1, labels[near.indices], weight))
-    return torch.cat(votes).numpy()
+    return knn_probabilities(normalise(z), normalise(x), torch.from_numpy(y), k, temperature, classes).numpy()

@@ -51,6 +51,27 @@ def parse_words(
     return changes, model
 
 
+def parse_hints(words: Iterable[str]) -> dict[str, Any]:
+    """What a file of weights does not say, from `key=value` words: options of the model (`model.heads=3`), `img_size`,
+    and `mean` and `std`, one number per colour channel or one for all."""
+    hints: dict[str, Any] = {}
+    for word in words:
+        key, _, value = word.partition("=")
+        if key.startswith("model."):
+            hints[key.removeprefix("model.")] = _guess(value)
+        elif key in ("mean", "std"):
+            hints[key] = _colours(key, value)
+        elif key == "img_size":
+            hints[key] = _guess(value)
+        else:
+            known = ("img_size", "mean", "std")
+            raise PatchloomError(
+                f"Unknown setting {key!r}.{did_you_mean(key, known)} Settings are img_size, mean, std and options "
+                "of the model, such as model.heads=3."
+            )
+    return hints
+
+
 def is_set_for_run(source: str) -> bool:
     """Whether the source of a value marks it as set by the user."""
     return source.startswith(_SET)
