@@ -4,4 +4,5 @@ networks of timm (`foreign`). Importing this package fills the registry, in the 
 May import kernels, layers and compat. Everything from weights upwards may import it.
 """
 
-from patchloom.models import deit, deit3, parallel, cait, resmlp, patchconvnet, convnet, foreign, nano, translation  # noqa: F401, I001
+from patchloom.models import deit, deit3, parallel, cait, resmlp, patchconvnet, convnet, foreign, nano  # noqa: F401, I001
+from patchloom.models import embedding, translation  # noqa: F401

@@ -18,6 +18,7 @@ from patchloom.layers.residual import Gate
 from patchloom.layers.stems import stem_strides
 from patchloom.models.config import Config, ImageSize, PatchConfig, as_size
 from patchloom.models.convnet import ConvNetConfig, trunk_complexity
+from patchloom.models.embedding import EmbeddingConfig
 from patchloom.models.foreign import ForeignConfig, count_foreign
 from patchloom.models.network import unwrapped
 from patchloom.models.patchconvnet import PatchConvNetConfig, PoolConfig
@@ -122,6 +123,17 @@ def _foreign(config: ForeignConfig) -> Complexity:
     return Complexity(*count_foreign(config))
 
 
+def _embedding(config: EmbeddingConfig) -> Complexity:
+    heads = 1 + getattr(config.trunk, "distilled", False)
+    total = complexity(config.trunk) + (-heads) * linear(config.trunk_dim, config.trunk.num_classes)
+    if config.projector == "fc":
+        total += linear(config.trunk_dim, config.dim)
+    elif config.projector == "mlp":
+        norm = vector(2 * config.hidden)
+        total += linear(config.trunk_dim, config.hidden) + norm + linear(config.hidden, config.dim)
+    return total + linear(config.trunk_dim, config.num_classes) if config.classifier else total
+
+
 def _pooled_head(config: PoolConfig) -> Complexity:
     """The pooling stage, the final norm and the head."""
     dim, queries = config.dim, config.prefix_tokens
@@ -199,4 +211,5 @@ _COUNT: dict[type, Callable[..., Complexity]] = {
     PatchConvNetConfig: _patchconvnet,
     ConvNetConfig: _convnet,
     ForeignConfig: _foreign,
+    EmbeddingConfig: _embedding,
 }

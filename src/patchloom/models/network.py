@@ -19,13 +19,14 @@ from patchloom.models.preprocessing import Preprocessing
 class Network(nn.Module):
     """A network of images (B, C, height, width), made from `config`.
 
-    `preprocessing` and `class_names` travel with its weights. Subclasses define `forward`, `_features`, `embed` and
-    `reset_head`.
+    `preprocessing`, `class_names` and `label_column` travel with its weights. Subclasses define `forward`,
+    `_features`, `embed` and `reset_head`.
     """
 
     config: Any  # a frozen Config; each class declares its own
     preprocessing: Preprocessing
     class_names: tuple[str, ...] | None
+    label_column: str | None = None  # of the data that it was trained on, whose classes are `class_names`
     load_report: Any = None  # set by patchloom.load
     gradient_checkpointing = False  # recompute each block in the backward pass instead of keeping its activations
     per_class = False  # one query and one output vector per class (PatchConvNet 5.2.1)

@@ -125,6 +125,7 @@ def _restore(
         model.preprocessing = Preprocessing.from_json(about["preprocessing"])
     if about.get("class_names"):
         model.class_names = check_class_names(about["class_names"], config.num_classes)
+        model.label_column = about.get("label_column")
     if num_classes is not None and num_classes != config.num_classes:
         # After loading, so that a head of the old size does not fail the strict check.
         model.reset_head(num_classes)

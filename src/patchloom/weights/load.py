@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -14,21 +14,20 @@ import torch
 from torch import Tensor
 
 from patchloom.errors import PatchloomError
-from patchloom.layers.mixing import ClassMLP, CrossPatchLinear
-from patchloom.layers.positions import resize_positions
 from patchloom.models.class_names import check_class_names
 from patchloom.models.config import BaseConfig, Config, PatchConfig, as_size
 from patchloom.models.foreign import TIMM
 from patchloom.models.imagenet import CLASSES, imagenet_names
 from patchloom.models.network import Network
-from patchloom.models.patch_network import PatchNetwork, patch_network
+from patchloom.models.patch_network import patch_network
 from patchloom.models.preprocessing import Preprocessing, default_preprocessing
 from patchloom.models.registry import build, config_from_json, list_models
 from patchloom.models.roles import parameter_roles
-from patchloom.weights import delta, foreign, hub, resize
+from patchloom.weights import delta, embedding, foreign, hub
 from patchloom.weights.files import Checkpoint, read, unwrap
 from patchloom.weights.infer import check_described, infer_config
-from patchloom.weights.layouts import State, their_name, to_ours
+from patchloom.weights.layouts import State, to_ours
+from patchloom.weights.matching import fit_sizes, match_tensors
 from patchloom.weights.report import LoadReport
 from patchloom.weights.shape import shape_of
 
@@ -84,6 +83,8 @@ def load(
         raise PatchloomError(f"{checkpoint.label} is not a delta: leave out base.")
     if foreign.describes_timm(checkpoint):
         return foreign.restore(checkpoint, img_size, num_classes, in_chans, strict, **hints)
+    if embedding.describes_embedding(checkpoint):
+        return embedding.restore(checkpoint, img_size, num_classes, in_chans, strict, **hints)
     if (other := _not_of_images(checkpoint)) is not None:
         given = {"img_size": img_size, "source_size": source_size, "num_classes": num_classes, "in_chans": in_chans}
         return _load_described(checkpoint, other, {**given, **hints}, strict)
@@ -101,9 +102,9 @@ def load(
     )
     # Shapes are compared on the meta device, so that nothing is allocated for weights that do not fit.
     shape = patch_network(shape_of(wanted, checkpoint.label))
-    _fit_sizes(state, origin, shape, report)
+    fit_sizes(state, origin, shape, report)
     _drop_other_heads(state, origin, shape, num_classes is not None, report)
-    _match(state, shape, report, strict)
+    match_tensors(state, shape, report, strict)
     # Random initialisation of a large network takes seconds, and every tensor is about to be overwritten.
     model = shape.to_empty(device="cpu") if _covers(report, shape) else patch_network(build(wanted))
     own = model.state_dict()
@@ -136,7 +137,7 @@ def _load_described(checkpoint: Checkpoint, config: Any, given: Mapping[str, Any
         checkpoint.label, "patchloom", config.name, checkpoint.metadata.get("weights"), notes=checkpoint.notes
     )
     shape = shape_of(config, checkpoint.label, len(checkpoint.tensors) if strict else None)
-    _match(checkpoint.tensors, shape, report, strict)
+    match_tensors(checkpoint.tensors, shape, report, strict)
     network: Any = build(config)
     own = network.state_dict()
     with torch.no_grad():
@@ -240,37 +241,6 @@ def _wanted(origin: PatchConfig, img_size: Any, num_classes: int | None, in_chan
     return origin.replace(**{key: value for key, value in changes.items() if value is not None})
 
 
-def _fit_sizes(state: State, origin: PatchConfig, model: PatchNetwork, report: LoadReport) -> None:
-    """Resize in place the tensors that depend on the grid of patches or the input channels, if the model has others."""
-    old, new = origin.grid, model.config.grid
-    channels = model.config.in_chans
-    for name, resize_grid in _size_dependent(model).items():
-        # None as function means "depends on channels", hence the two conditions.
-        if name not in state or (origin.in_chans == channels if resize_grid is None else old == new):
-            continue
-        before = state[name].float()
-        resized = resize.resize_channels(before, channels) if resize_grid is None else resize_grid(before, old, new)
-        state[name] = resized
-        grids = "" if resize_grid is None else f" (grid {old[0]} x {old[1]} -> {new[0]} x {new[1]})"
-        report.resized[name] = f"{_shape(before)} -> {_shape(state[name])}{grids}"
-
-
-def _size_dependent(model: PatchNetwork) -> dict[str, Callable[..., Tensor] | None]:
-    """Names of the tensors that depend on the grid, with the function that resizes them; the first kernel of the stem,
-    which depends on the channels, has None."""
-    found: dict[str, Callable[..., Tensor] | None] = {}
-    if model.positions is not None:
-        found["positions"] = partial(resize_positions, prefix=model.position_prefix)
-    for name, module in model.named_modules():
-        if isinstance(module, CrossPatchLinear):
-            found[f"{name}.weight"] = resize.resize_cross_patch
-            found[f"{name}.bias"] = resize.resize_patch_vector
-        elif isinstance(module, ClassMLP):
-            found[f"{name}.weight"] = resize.resize_class_mlp
-    kernels = [name for name, tensor in model.stem.state_dict(prefix="stem.").items() if tensor.ndim == 4]
-    return {**found, kernels[0]: None}
-
-
 def _drop_other_heads(state: State, origin: Config, model: Network, requested: bool, report: LoadReport) -> None:
     """Remove heads, and queries of one class each, if the number of classes changes: they start from scratch."""
     old, new = origin.num_classes, model.config.num_classes
@@ -282,36 +252,6 @@ def _drop_other_heads(state: State, origin: Config, model: Network, requested: b
         elif of_classes and old != new and name in state and state[name].shape != target.shape:
             report.reinitialised[name] = f"{old} classes in the file, {new} requested"
             del state[name]
-
-
-def _match(state: State, model: Network, report: LoadReport, strict: bool) -> None:
-    """Record in the report which tensors fit by name and shape; refuse the others, or record them if not `strict`."""
-    own = model.state_dict()
-    for name, tensor in state.items():
-        if name not in own:
-            report.unused.append(name)
-        elif own[name].shape != tensor.shape:
-            raise PatchloomError(
-                f"{report.source}: {name} has shape {_shape(tensor)} where {report.model} needs {_shape(own[name])}."
-            )
-        elif own[name].is_floating_point() != tensor.is_floating_point():
-            raise PatchloomError(f"{report.source}: {name} holds {tensor.dtype}, not floating-point weights.")
-        else:
-            report.loaded.append(name)
-    report.missing = [name for name in own if name not in state and name not in report.reinitialised]
-    if strict and (report.missing or report.unused):
-        missing = [their_name(name, model.config, report.layout) for name in report.missing]
-        problems = _list("Missing", missing) + _list("Unknown", report.unused)
-        if "class_token" in report.missing:
-            problems += "If the network averages its patches, pass aggregation='average'. "
-        raise PatchloomError(
-            f"{report.source} does not fit {report.model}. {problems}Pass strict=False to load the rest."
-        )
-
-
-def _list(title: str, names: list[str], most: int = 8) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"{title}: {', '.join(names[:most])}{more}. " if names else ""
 
 
 def _covers(report: LoadReport, model: Network) -> bool:
@@ -333,7 +273,4 @@ def _set_metadata(metadata: Mapping[str, Any], origin: Config, model: Network) -
             model.preprocessing = replace(recorded, img_size=model.config.img_size)
     if metadata.get("class_names") and model.config.num_classes == origin.num_classes:
         model.class_names = check_class_names(metadata["class_names"], origin.num_classes)
-
-
-def _shape(tensor: Tensor) -> str:
-    return " x ".join(map(str, tensor.shape)) or "scalar"
+        model.label_column = metadata.get("label_column")

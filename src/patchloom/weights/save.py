@@ -10,6 +10,7 @@ from torch import Tensor
 
 from patchloom.errors import PatchloomError
 from patchloom.models.class_names import check_class_names
+from patchloom.models.embedding import EmbeddingNetwork
 from patchloom.models.foreign import ForeignNetwork
 from patchloom.models.fused import FusedNetwork
 from patchloom.models.network import Network, unwrapped
@@ -40,6 +41,10 @@ def save(model: Network, path: str | PathLike[str], layout: str = "patchloom") -
 def _tensors(network: Network, layout: str) -> dict[str, Tensor]:
     if isinstance(network, ForeignNetwork):
         return tensors_of(network, layout)
+    if isinstance(network, EmbeddingNetwork):
+        if layout != "patchloom":
+            raise PatchloomError(f"{network.config.name} can be saved in the layout patchloom, not {layout!r}.")
+        return dict(network.state_dict())
     return from_ours(network.state_dict(), network.config, layout)
 
 
@@ -51,7 +56,7 @@ def save_delta(model: Network, path: str | PathLike[str], base: Network, label: 
 
 
 def describe(network: Network, layout: str) -> dict[str, Any]:
-    """The metadata that is saved with weights: layout, config, preprocessing and class names.
+    """The metadata that is saved with weights: layout, config, preprocessing, class names and their column.
 
     Raises:
         PatchloomError: the network is a fused copy, whose tensors are products of the original ones.
@@ -59,7 +64,9 @@ def describe(network: Network, layout: str) -> dict[str, Any]:
     if isinstance(network, FusedNetwork):
         raise PatchloomError("A fused copy cannot be saved. Save the network it was made from.")
     config, names = network.config, network.class_names
+    column = {} if network.label_column is None else {"label_column": network.label_column}
     return {
+        **column,
         "layout": layout,
         "config": written_config(config, layout).to_json(),
         "preprocessing": network.preprocessing.to_json(),

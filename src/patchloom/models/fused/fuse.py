@@ -16,6 +16,7 @@ from patchloom.layers.mixing import ConvBranch, CrossPatchLinear, Pointwise, Squ
 from patchloom.layers.norms import Affine, BatchNorm
 from patchloom.layers.residual import Block, Branch, DropPath, Residual
 from patchloom.layers.scales import AffineScale, FixupScale, LayerScale, ScalarScale, Scale
+from patchloom.models.embedding import EmbeddingNetwork
 from patchloom.models.fused.attention import FusedAttention
 from patchloom.models.fused.columns import in_columns
 from patchloom.models.fused.ffn import ActivatedFFN, FusedFFN
@@ -48,6 +49,9 @@ def fuse(
         side_by_side: Compute parallel branches of the same shape as one wider branch, not one after another.
     """
     network = copy.deepcopy(unwrapped(model)).eval().requires_grad_(False)
+    if isinstance(network, EmbeddingNetwork):
+        network.trunk = fuse(network.trunk, class_token_only, kernels, int8, paired, side_by_side)
+        return network
     if not isinstance(network, PatchNetwork):
         if int8:
             raise PatchloomError(f"int8=True needs a network of patchloom's own, not {network.config.name}.")
