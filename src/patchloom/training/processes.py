@@ -59,6 +59,33 @@ class Processes:
         return float(summed)
 
     @torch.no_grad()
+    def gather_rows(self, rows: Tensor) -> Tensor:
+        """The rows (n, ...) of all processes, those of the first one first; each may have another number of them."""
+        if self.count == 1:
+            return rows
+        sizes = self.gather(len(rows))
+        padded = rows.new_zeros(max(sizes), *rows.shape[1:])
+        padded[: len(rows)] = rows
+        sent = padded.view(torch.uint8) if rows.dtype.itemsize == 2 else padded  # gloo sends no half precision
+        parts = [torch.empty_like(sent) for _ in sizes]
+        dist.all_gather(parts, sent)
+        return torch.cat([part.view(rows.dtype)[:size] for part, size in zip(parts, sizes, strict=True)])
+
+    @torch.no_grad()
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum of a tensor over processes, written over it."""
+        if self.count > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    @torch.no_grad()
+    def maximum(self, tensor: Tensor) -> Tensor:
+        """The largest values over processes, written over the tensor."""
+        if self.count > 1:
+            dist.all_reduce(tensor, dist.ReduceOp.MAX)
+        return tensor
+
+    @torch.no_grad()
     def average(self, tensors: Iterable[Tensor]) -> None:
         """Make each tensor the mean over processes, in place."""
         several = list(tensors) if self.count > 1 else []
