@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from patchloom.errors import PatchloomError, did_you_mean
 from patchloom.models.config import Config, PatchConfig
@@ -19,6 +20,7 @@ from patchloom.recipes.deit3 import (
     longer_1k,
     longer_21k,
 )
+from patchloom.recipes.grafit import GRAFIT_RECIPES, GRAFIT_SMALL
 from patchloom.recipes.options import Options
 from patchloom.recipes.patchconvnet import (
     patchconvnet,
@@ -48,6 +50,12 @@ from patchloom.recipes.transfer import (
     transfer_inat19,
 )
 from patchloom.recipes.translation import RESMLP_MT, RESMLP_MT_SMALL, TRANSFORMER_MT, TRANSFORMER_MT_SMALL
+
+
+def _always(recipe: Recipe, _: PatchConfig | None) -> Recipe:
+    """A recipe that is the same for every model."""
+    return recipe
+
 
 _RECIPES: dict[str, Callable[[PatchConfig | None], Recipe]] = {
     "deit": lambda _: DEIT,
@@ -83,11 +91,12 @@ _RECIPES: dict[str, Callable[[PatchConfig | None], Recipe]] = {
     "transfer_inat19": transfer_inat19,
     "grafit_transfer": lambda _: GRAFIT_TRANSFER,
     "grafit_transfer_cutmix": lambda _: GRAFIT_TRANSFER_CUTMIX,
+    **{name: partial(_always, recipe) for name, recipe in GRAFIT_RECIPES.items()},
     "resmlp_mt": lambda _: RESMLP_MT,
     "transformer_mt": lambda _: TRANSFORMER_MT,
 }
-# small forms that have rules of their own, not those of images
-_SMALL = {recipe.name: recipe for recipe in (RESMLP_MT_SMALL, TRANSFORMER_MT_SMALL)}
+# small forms that have rules of their own
+_SMALL = {**GRAFIT_SMALL, **{recipe.name: recipe for recipe in (RESMLP_MT_SMALL, TRANSFORMER_MT_SMALL)}}
 # rules of papers for other numbers of epochs, batch sizes or resolutions; @small forms have none
 _ON_CHANGE: dict[str, Callable[[Recipe, PatchConfig | None], dict[str, Cited]]] = {
     "deit3_1k": longer_1k,
