@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from patchloom.reading import read_json
@@ -293,6 +293,11 @@ def _predict(options: argparse.Namespace) -> Output:
     if not options.inputs:
         raise PatchloomError("predict needs images: patchloom predict FROM IMAGE ...")
     rows = predict(options.model, options.inputs, top=options.top, base=options.base, device=options.device)
+    return predictions_output(rows)
+
+
+def predictions_output(rows: Sequence[Mapping[str, Any]]) -> Output:
+    """The rows of `predict`, one line per image."""
     lines = []
     for row in rows:
         classes = ", ".join(f"{p['class']} {p['probability']:.1%}" for p in row.get("predictions", ()))

@@ -43,10 +43,17 @@ def open_classes(config: ClassificationConfig) -> Source:
     return source.in_order(names) if names else source
 
 
-def open_images(config: ClassificationConfig, recipe: Recipe, context: Context, source: Source | None = None) -> Images:
+def open_images(
+    config: ClassificationConfig,
+    recipe: Recipe,
+    context: Context,
+    source: Source | None = None,
+    from_weights: str | None = None,
+) -> Images:
     """The images of a new run, scanned for unreadable files; for a resumed run, those that it began with.
 
-    `source` is given if it is open already.
+    `source` is given if it is open already. `from_weights` has the words of a command that starts from weights, which
+    is recommended for few images.
 
     Raises:
         PatchloomError: the images of a resumed run have changed, none can be read, or (strict) one cannot.
@@ -54,7 +61,7 @@ def open_images(config: ClassificationConfig, recipe: Recipe, context: Context, 
     source = source or open_classes(config)
     fingerprint = source.fingerprint()
     if context.environment is None:
-        return _scan(config, recipe, source, fingerprint, context)
+        return _scan(config, recipe, source, fingerprint, context, from_weights)
     known = context.environment["data"]
     # Other images under the same names would change every batch from here on.
     if known.get("fingerprint") != fingerprint:
@@ -67,7 +74,14 @@ def open_images(config: ClassificationConfig, recipe: Recipe, context: Context, 
     return Images(usable, split_source(usable, config.splits), skipped, fingerprint)
 
 
-def _scan(config: ClassificationConfig, recipe: Recipe, source: Source, fingerprint: str, context: Context) -> Images:
+def _scan(
+    config: ClassificationConfig,
+    recipe: Recipe,
+    source: Source,
+    fingerprint: str,
+    context: Context,
+    from_weights: str | None,
+) -> Images:
     """Leave out what cannot be read. After `context.scan_seconds` the other images are taken as they are."""
     processes, console = context.processes, context.console
     glances: dict[str, bytes] = {}
@@ -88,7 +102,7 @@ def _scan(config: ClassificationConfig, recipe: Recipe, source: Source, fingerpr
         f"{len(source.class_names)} classes. {split.summary}"
     )
     glances = {key: glance for _, part in parts for key, glance in part.items()}
-    console.say(*_advice(config, recipe, split), *_equal_images(usable, split, glances))
+    console.say(*_advice(config, recipe, split, from_weights), *_equal_images(usable, split, glances))
     return Images(usable, split, bad, fingerprint)
 
 
@@ -112,14 +126,14 @@ def _unreadable(
     return found
 
 
-def _advice(config: ClassificationConfig, recipe: Recipe, split: Split) -> Iterator[str]:
+def _advice(config: ClassificationConfig, recipe: Recipe, split: Split, from_weights: str | None) -> Iterator[str]:
     """What the number of images means for the run."""
     if config.start is None and len(split.train) < FEW_FOR_SCRATCH:
+        words = from_weights or f"patchloom finetune {STARTING_WEIGHTS} {quote(config.data)}"
         small = "" if recipe.name.endswith(SUFFIX) else f", or --recipe {recipe.name}{SUFFIX}"
         yield (
             f"{len(split.train)} training images are few for training from scratch (fewer than {FEW_FOR_SCRATCH}). "
-            f"Consider `patchloom finetune {STARTING_WEIGHTS} {quote(config.data)}`, which starts from published "
-            f"weights{small}."
+            f"Consider `{words}`, which starts from published weights{small}."
         )
     if split.held_out and (warning := few_images_warning(len(split.held_out))):
         yield warning

@@ -109,7 +109,7 @@ def _mistakes(source: Source, items: Sequence[Item], scores: Scores) -> str:
     for i in most_confident:
         prediction, label = (escape(scores.class_names[j]) for j in (scores.predicted[i], scores.labels[i]))
         figures.append(
-            f'<figure><img alt="{escape(items[i].key)}" src="{_thumbnail(source, items[i])}"><figcaption>'
+            f'<figure><img alt="{escape(items[i].key)}" src="{thumbnail(source, items[i])}"><figcaption>'
             f"<span class=bad>{prediction}</span> {scores.confidence[i]:.0%}, is {label}<br>"
             f"<span class=soft>{escape(items[i].key)}</span></figcaption></figure>"
         )
@@ -117,7 +117,7 @@ def _mistakes(source: Source, items: Sequence[Item], scores: Scores) -> str:
     return f"<p>{note}</p><div class=photos>{''.join(figures)}</div>"
 
 
-def _thumbnail(source: Source, item: Item) -> str:
+def thumbnail(source: Source, item: Item) -> str:
     """A small JPEG of an image, as a data address."""
     image = source.read(item)
     # Images are put into the page as data addresses, so they must be small.

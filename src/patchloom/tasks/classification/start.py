@@ -11,6 +11,7 @@ import torch
 
 from patchloom.data.sources import Source
 from patchloom.errors import PatchloomError
+from patchloom.models.embedding import trunk_of
 from patchloom.models.network import Network
 from patchloom.models.patchconvnet import per_class_queries
 from patchloom.models.roles import parameter_roles, tuned_parameters
@@ -29,7 +30,7 @@ def open_start(
     std: tuple[float, ...] | None = None,
 ) -> tuple[Network, Start, list[str]]:
     """The network as its file has it, where a run on `source` starts, and what the user should know of it."""
-    network, notes = load(weights, **hints), []
+    network, notes = trunk_of(load(weights, **hints)), []  # a run of Grafit: its projector is left out
     theirs, ours = network.class_names, source.class_names
     names = same_classes(theirs, ours, network.config.num_classes)
     if names is not None and theirs is None:
@@ -58,7 +59,8 @@ def fill_from(network: Network, start: Start) -> LoadReport:
     Raises:
         PatchloomError: the file lacks a tensor that is not part of a head.
     """
-    base = load(start.weights, img_size=network.config.img_size, **start.hints)
+    loaded = load(start.weights, img_size=network.config.img_size, **start.hints)
+    base, report = trunk_of(loaded), loaded.load_report
     of_classes = {name for name, role in parameter_roles(network).items() if role == "head"}
     # PatchConvNet with one query per class: each query begins as a copy of the trained single one.
     if network.per_class and not base.per_class:  # every class starts from the one query
@@ -67,7 +69,7 @@ def fill_from(network: Network, start: Start) -> LoadReport:
         base = per_class_queries(base)
     elif network.per_class:
         of_classes |= {"class_token"}
-    theirs, report = base.state_dict(), base.load_report
+    theirs = base.state_dict()
     report.model, report.loaded = network.config.name, []
     for name, tensor in network.state_dict().items():
         if (

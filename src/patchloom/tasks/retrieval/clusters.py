@@ -1,0 +1,44 @@
+"""The labels of ClusterFit+ (thesis 2.4.2): clusters of the training images' vectors in a trained network."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from patchloom.data.randomness import seed_of
+from patchloom.errors import PatchloomError
+from patchloom.inference.models import open_model
+from patchloom.recipes.recipe import Recipe
+from patchloom.tasks.classification.images import Images
+from patchloom.tasks.retrieval.config import RetrievalConfig
+from patchloom.tasks.retrieval.metrics import embed_items
+from patchloom.tasks.spec import Context
+
+
+def cluster_labels(config: RetrievalConfig, recipe: Recipe, images: Images, context: Context) -> Tensor:
+    """The cluster (N,) of each training image, from 0 on without gaps, by k-means of unit vectors; the same in every
+    process. Raises PatchloomError without a network to take vectors of, or for more clusters than images."""
+    items, processes = images.split.train, context.processes
+    if config.clusters_from is None:
+        raise PatchloomError(
+            f"{recipe.name} learns clusters of another network's vectors: train one with --recipe grafit_baseline, and "
+            "give its run as --clusters-from RUN."
+        )
+    if recipe.clusters > len(items):
+        raise PatchloomError(f"clusters={recipe.clusters} is more than the {len(items)} training images.")
+    network = open_model(config.clusters_from, device=str(processes.device))
+    context.console.say(f"Clustering the vectors of {config.clusters_from} for {len(items)} images.")
+    vectors = embed_items(
+        network, images.source, items, network.preprocessing, batch=128, workers=recipe.workers, processes=processes
+    )
+    labels = _k_means(vectors.numpy(), recipe.clusters, recipe.seed) if processes.is_main_process else None
+    return torch.from_numpy(processes.gather(labels)[0])
+
+
+def _k_means(vectors: np.ndarray, clusters: int, seed: int) -> np.ndarray:
+    from sklearn.cluster import KMeans, MiniBatchKMeans
+
+    kind = MiniBatchKMeans if len(vectors) > 20_000 else KMeans
+    found = kind(clusters, n_init=3, random_state=seed_of(seed, "clusters") % 2**32).fit_predict(vectors)
+    return np.unique(found, return_inverse=True)[1].astype(np.int64)  # empty clusters are no classes

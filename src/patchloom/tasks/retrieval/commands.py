@@ -1,0 +1,146 @@
+"""`patchloom grafit`, and `evaluate` and `predict` for its models. Heavy imports are inside the functions."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from patchloom.tasks.classification.evaluate_command import predictions_output
+from patchloom.tasks.commands import Command, Output, Tool
+
+_FIELDS = ("loss", "views", "projector", "instance_weight")  # of the recipe, that have an option of their own
+
+
+def _add_grafit(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("data", metavar="DATA", help="CSV file, folder with one subfolder per class, or another source")
+    parser.add_argument(
+        "--model",
+        required=True,
+        metavar="TRUNK",
+        help="model name or timm:NAME, with random weights; or weights to start from: run folder, file or tag",
+    )
+    parser.add_argument(
+        "--recipe",
+        metavar="NAME",
+        help="recipe name: grafit, grafit_fc, grafit_baseline, snca, snca_plus, clusterfit_plus, each with @small "
+        "(default: grafit, or grafit@small for small images or few of them)",
+    )
+    group = parser.add_argument_group("method")
+    group.add_argument(
+        "--loss", help="knn+inst, knn, inst, ce, ce+inst, triplet or ce+triplet (default: the recipe's, knn+inst)"
+    )
+    group.add_argument("--projector", help="mlp, fc or none (default: the recipe's, mlp)")
+    group.add_argument(
+        "--views", type=int, metavar="T", help="augmentations of each image for the instance loss (default: 4)"
+    )
+    group.add_argument(
+        "--instance-weight", type=float, metavar="X", help="weight of the instance loss in the sum (default: 1)"
+    )
+    group.add_argument(
+        "--clusters-from", metavar="RUN", help="for clusterfit_plus: the network whose vectors are clustered"
+    )
+    group = parser.add_argument_group("data")
+    group.add_argument(
+        "--labels", metavar="COLUMN", help="label column to train on, or none (default: the only column of the data)"
+    )
+    group.add_argument(
+        "--train-split", metavar="SPLIT", help="split to train on; join several as train+val (default: train)"
+    )
+    group.add_argument(
+        "--test-split", metavar="SPLIT", help="split to evaluate on (default: val, or test if there is no val)"
+    )
+    group.add_argument(
+        "--hold-out",
+        metavar="none|FRACTION",
+        help="fraction of each class to hold out when the data has no validation split, or none (default: 0.2)",
+    )
+
+
+def _plan(options: argparse.Namespace) -> Any:
+    from patchloom.data.splits import Splits
+    from patchloom.errors import PatchloomError
+    from patchloom.recipes.changes import parse_words
+    from patchloom.recipes.grafit import RetrievalOptions
+    from patchloom.tasks.retrieval.plans import plan_grafit
+
+    changes, model_options = parse_words(options.settings, RetrievalOptions, ("mean", "std"))
+    for name in _FIELDS:
+        given = getattr(options, name)
+        if given is not None and changes.setdefault(name, given) != given:
+            flag = name.replace("_", "-")
+            raise PatchloomError(f"--{flag} {given} contradicts {name}={changes[name]}: give one.")
+    mean, std = changes.pop("mean", None), changes.pop("std", None)
+    return plan_grafit(
+        options.data, options.model, options.recipe, changes, model_options, labels=options.labels, mean=mean, std=std,
+        clusters_from=options.clusters_from, splits=Splits(options.train_split, options.test_split, options.hold_out),
+    )  # fmt: skip
+
+
+def _add_evaluate(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("models of grafit")
+    group.add_argument("--labels", metavar="COLUMN", help="label column (default: the one that the run was trained on)")
+    group.add_argument("--k", type=int, metavar="N", help="number of neighbours (default: chosen by leave-one-out)")
+
+
+def _add_predict(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("models of grafit")
+    group.add_argument(
+        "--collection", metavar="DATA", help="labelled images to compare with (default: those of the run)"
+    )
+    _add_shared(group)
+    group.add_argument("--top", type=int, default=5, metavar="N", help="number of classes to print (default: 5)")
+
+
+def _add_shared(group: Any) -> None:
+    group.add_argument("--labels", metavar="COLUMN", help="label column (default: the one that the run was trained on)")
+    group.add_argument("--k", type=int, metavar="N", help="number of neighbours (default: chosen by leave-one-out)")
+
+
+def _evaluate(options: argparse.Namespace) -> Output:
+    from patchloom.console import Console
+    from patchloom.errors import PatchloomError
+    from patchloom.tasks.retrieval.evaluate import evaluate
+
+    if options.data is None:
+        raise PatchloomError("evaluate needs a model and data: patchloom evaluate FROM DATA.")
+    found = evaluate(
+        options.model, options.data, labels=options.labels, split=options.split, k=options.k, batch=options.batch,
+        workers=options.workers or 0, strict=options.strict, device=options.device, console=Console(sys.stderr),
+    )  # fmt: skip
+    of = f" of {found['labels']}" if found["labels"] else ""
+    text = f"kNN accuracy{of}: {found['knn']:.2%} of {found['count']} images, by the {found['k']} nearest of "
+    return Output(found, [f"{text}{found['collection']}"])
+
+
+def _predict(options: argparse.Namespace) -> Output:
+    from patchloom.errors import PatchloomError
+    from patchloom.tasks.retrieval.evaluate import predict
+
+    if not options.inputs:
+        raise PatchloomError("predict needs images: patchloom predict FROM IMAGE ...")
+    rows = predict(
+        options.model, options.inputs, collection=options.collection, labels=options.labels, k=options.k,
+        top=options.top, device=options.device,
+    )  # fmt: skip
+    return predictions_output(rows)
+
+
+COMMANDS = (
+    Command(
+        "grafit",
+        "learn embeddings for fine-grained image search from coarse labels",
+        "patchloom grafit DATA --model TRUNK [--labels COLUMN] [--recipe R] [--out RUN] [key=value ...]",
+        "Train an embedding that ranks images by fine-grained similarity, from coarse labels or none (Grafit). "
+        "key=value changes a field of the recipe (epochs=10) or an option of the trunk (model.depth=6). img_size sets "
+        "the resolution. If a weight file has no metadata, give model.heads=3, mean= and std=.",
+        (
+            "patchloom grafit photos.csv --labels species --model timm:resnet50 --out runs/photos",
+            "patchloom grafit photos.csv --labels none --model deit_small.fb_in1k --views 2",
+        ),
+        _add_grafit,
+        _plan,
+    ),
+)
+EVALUATE = Tool(_add_evaluate, _evaluate)
+PREDICT = Tool(_add_predict, _predict)

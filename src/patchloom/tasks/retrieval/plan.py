@@ -1,0 +1,83 @@
+"""What a Grafit run will do, before it does it: sizes, steps and the memory, then the measured time."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from patchloom.console import Console
+from patchloom.tasks.retrieval.memory import PRECISIONS
+from patchloom.tasks.retrieval.setup import images_of, make_task
+from patchloom.tasks.retrieval.task import Retrieval
+from patchloom.tasks.spec import Context, RunConfig
+from patchloom.text import count
+from patchloom.training.measure import measure_steps, rate_bars, time_text
+from patchloom.training.schedule import learning_rate, total_steps
+
+_SCAN = 5.0  # seconds for reading images
+_BUDGET = 6.0  # seconds for measured steps
+_IMAGES = 32  # of the largest measured step
+
+
+def plan(run: RunConfig, context: Context) -> dict[str, Any]:
+    """Print the sizes, measure a few small steps of the loop, and print the time; writes nothing."""
+    context = replace(context, scan_seconds=math.inf if context.strict else _SCAN, writes=False)
+    images = images_of(run.task, run.recipe, context)
+    task = make_task(run.task, run.recipe, images, context)
+    sizes = _sizes(run, task)
+    context.console.say(*plan_lines(sizes))
+    batch = min(run.recipe.batch_size, max(_IMAGES, 2 * context.processes.count))
+    recipe = run.recipe.replace(batch_size=batch, accumulate=1, memory_start="random")
+    small = make_task(run.task, recipe, images, replace(context, console=Console(quiet=True)))
+    seconds, waiting = measure_steps(small, recipe, context.processes, _BUDGET)
+    per_step = sizes["images_seen"] // sizes["steps"]
+    sizes |= {
+        "skipped": len(images.skipped),
+        "seconds_per_step": round(seconds * per_step, 4),
+        "seconds_waiting_for_data": round(waiting * per_step, 4),
+        "estimated_seconds": round(sizes["steps"] * per_step * (seconds + waiting), 1),
+    }
+    context.console.say(time_text(sizes))
+    return sizes
+
+
+def _sizes(run: RunConfig, task: Retrieval) -> dict[str, Any]:
+    recipe, per_epoch, images = run.recipe, task.steps_per_epoch, len(task.split.train)
+    steps = total_steps(recipe, per_epoch)
+    marks = [round(i * (steps - 1) / 20) for i in range(21)] if steps > 20 else list(range(steps))
+    dim = task.network.config.dim
+    bytes_each = PRECISIONS[recipe.memory_precision].itemsize
+    return {
+        "model": task.network.config.trunk.name,
+        "recipe": recipe.name,
+        "data": run.task.data,
+        "losses": list(task.terms.losses),
+        "views": task.terms.views,
+        "lr": recipe.lr,
+        "batch_size": recipe.batch_size,
+        "epochs": recipe.epochs if recipe.steps is None else round(steps / per_epoch, 2),
+        "steps": steps,
+        "steps_per_epoch": per_epoch,
+        "images_seen": steps * task.order.images_per_step,
+        "training_images": images,
+        "held_out_images": len(task.split.held_out),
+        "params": sum(p.numel() for name in task.trained for p in task.modules[name].parameters()),
+        "embedding": dim,
+        "memory_mb": round(images * dim * bytes_each / 1e6, 1) if task.memory is not None else 0,
+        "lr_curve": [[step, learning_rate(recipe, step, per_epoch)] for step in marks],
+    }
+
+
+def plan_lines(plan: dict[str, Any]) -> list[str]:
+    """The sizes of the plan for people."""
+    return [
+        f"{plan['model']} ({plan['params'] / 1e6:.2f} million parameters with projector and predictor) with "
+        f"{plan['recipe']} on {plan['data']}",
+        f"  {plan['training_images']} training images, {plan['held_out_images']} held out",
+        f"  loss {'+'.join(plan['losses'])}, {count(plan['views'], 'view')} of each image, embeddings of "
+        f"{plan['embedding']} dimensions, {plan['memory_mb']} MB of memory for the training images' vectors",
+        f"  {count(plan['epochs'], 'epoch')} of {count(plan['steps_per_epoch'], 'step')} at batch "
+        f"{plan['batch_size']}: {count(plan['steps'], 'step')}, {plan['images_seen']} images seen",
+        f"  learning rate {plan['lr']:.3g} at its peak   {rate_bars(plan['lr_curve'])}",
+    ]
