@@ -27,6 +27,7 @@ _MODULES = {
     "finetune": "patchloom.api",
     "fit": "patchloom.runs.own",
     "fuse": "patchloom.models.fused",
+    "grafit": "patchloom.api",
     "layerscale_value": "patchloom.layers.scales",
     "list_models": "patchloom.models.registry",
     "load": "patchloom.weights.load",
@@ -74,6 +75,7 @@ def __dir__() -> list[str]:
 if TYPE_CHECKING:
     from patchloom.api import distill as distill
     from patchloom.api import finetune as finetune
+    from patchloom.api import grafit as grafit
     from patchloom.api import train as train
     from patchloom.api import translate as translate
     from patchloom.errors import PatchloomError as PatchloomError

@@ -18,6 +18,7 @@ from patchloom.runs.own import earlier_environment, has_checkpoint, run_task
 from patchloom.tasks.classification.config import DistillationConfig
 from patchloom.tasks.classification.plans import plan_distillation, plan_finetuning, plan_training
 from patchloom.tasks.own.plan import OwnRun, open_own, own_config
+from patchloom.tasks.retrieval.plans import plan_grafit
 from patchloom.tasks.spec import Context
 from patchloom.tasks.translation.plans import plan_translation
 from patchloom.training.callbacks import Callback
@@ -188,6 +189,52 @@ def finetune(
         labels=labels, splits=Splits(train_split, test_split, hold_out),
     )  # fmt: skip
     return launch(config, out, strict=strict, log=log, console=console, device=device)
+
+
+def grafit(
+    data: Place,
+    *,
+    model: Place,
+    out: Place,
+    labels: str | None = None,
+    recipe: str | Recipe | None = None,
+    clusters_from: Place | None = None,
+    mean: tuple[float, ...] | None = None,
+    std: tuple[float, ...] | None = None,
+    train_split: str | None = None,
+    test_split: str | None = None,
+    hold_out: float | str | None = None,
+    model_options: Mapping[str, Any] | None = None,
+    strict: bool = False,
+    log: str | None = None,
+    console: Console | None = None,
+    device: Device = "auto",
+    callbacks: Sequence[Callback] = (),
+    **changes: Any,
+) -> Run:
+    """Train an embedding for fine-grained image search from coarse labels or none (Grafit, thesis chapter 2).
+
+    `patchloom.load(run.folder).embed(images)` gives the vectors. No fine label is used in training.
+
+    Args:
+        data: A CSV file with one column per level, a folder with one subfolder per class, or another source.
+        model: The trunk: a name of `list_models(kind="image")` or "timm:NAME", with random weights; or weights to start
+            from, a run folder, a file or a published tag.
+        labels: The column to train on, of any level; "none" for no labels. By default the only column of the data.
+        recipe: "grafit", "grafit_fc", "grafit_baseline", "snca", "snca_plus", "clusterfit_plus" or a small form; by
+            default "grafit", or "grafit@small" for small images or few of them.
+        clusters_from: For "clusterfit_plus": the network whose vectors are clustered.
+        mean: The normalisation that the weights were trained with, where their file does not say.
+        std: Likewise.
+        changes: Fields of the recipe: loss="knn", views=8, projector="fc", instance_weight=0.5, epochs=10, ...
+
+    The others are those of `train`.
+    """
+    config = plan_grafit(
+        data, model, recipe, changes, model_options, labels=labels, mean=mean, std=std, clusters_from=clusters_from,
+        splits=Splits(train_split, test_split, hold_out),
+    )  # fmt: skip
+    return launch(config, out, strict=strict, log=log, console=console, device=device, callbacks=callbacks)
 
 
 def translate(

@@ -1,0 +1,329 @@
+"""Runs of Grafit: logged losses against the formulas, labels of any kind, exports, and what is refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+import patchloom
+from patchloom.console import Console
+from patchloom.errors import PatchloomError
+from patchloom.tasks.classification.images import open_images
+from patchloom.tasks.retrieval.images import open_labelled
+from patchloom.tasks.retrieval.plans import plan_grafit
+from patchloom.tasks.retrieval.setup import make_task
+from patchloom.tasks.spec import Context
+from patchloom.training.processes import Processes
+
+TINY: dict[str, Any] = {
+    "model": "resmlp_nano", "model_options": {"depth": 1, "dim": 32}, "resolution": 16, "views": 2, "workers": 0,
+    "batch_size": 8, "epochs": 1, "projector_hidden": 16, "projector_dim": 12, "predictor_hidden": 16,
+    "device": "cpu", "console": Console(quiet=True),
+}  # fmt: skip
+# nothing moves but the memory, which comes to hold the embeddings
+STILL: dict[str, Any] = {
+    "lr": 0.0, "min_lr": 0.0, "warmup_epochs": 0.0, "augmentation": "none", "affine": 0.0, "color_jitter": 0.0,
+    "epochs": 30, "eval_every": "30 epochs", "checkpoint_every": "1h",
+}  # fmt: skip
+
+
+@pytest.fixture
+def colours(tmp_path: Path) -> Path:
+    """24 training images of one colour each, whose crops and flips are all alike, in three classes; 4 held out."""
+    return table(tmp_path, ["a"] * 9 + ["b"] * 8 + ["c"] * 7)
+
+
+def table(folder: Path, names: list[str], held_out: int = 4) -> Path:
+    draw = np.random.default_rng(0)
+    rows = []
+    for i, name in enumerate([*names, *(names[-1] for _ in range(held_out))]):
+        Image.new("RGB", (16, 16), tuple(int(v) for v in draw.integers(0, 256, 3))).save(folder / f"{i:02d}.png")
+        rows.append([f"{i:02d}.png", name, f"fine {i % 4}", "train" if i < len(names) else "val"])
+    with open(folder / "colours.csv", "w", newline="") as file:
+        csv.writer(file).writerows([["path", "colour", "fine", "split"], *rows])
+    return folder / "colours.csv"
+
+
+def rows_of(data: Path, split: str) -> list[dict[str, str]]:
+    with open(data, newline="") as file:
+        return [row for row in csv.DictReader(file) if row["split"] == split]
+
+
+def record(run: Path) -> dict[str, Any]:
+    return json.loads((run / "log.jsonl").read_text().splitlines()[-1])
+
+
+def embeddings(run: Path, data: Path, split: str = "train") -> tuple[np.ndarray, list[str]]:
+    """Unit vectors of the images of a manifest, read and normalised by hand."""
+    network, chosen = patchloom.load(run), rows_of(data, split)
+    pixels = [np.asarray(Image.open(data.parent / row["path"]), np.float64) / 255 for row in chosen]
+    mean, std = (np.asarray(v) for v in (network.preprocessing.mean, network.preprocessing.std))
+    x = torch.from_numpy(np.stack([(image - mean) / std for image in pixels])).permute(0, 3, 1, 2).float()
+    with torch.no_grad():
+        vectors = network.embed(x).double().numpy()
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True), [row["colour"] for row in chosen]
+
+
+def neighbour_loss(z: np.ndarray, labels: list[str]) -> float:
+    """The mean of Eq. 2.3 with m = z."""
+    losses = []
+    for i, label in enumerate(labels):
+        weights = {j: math.exp(float(z[i] @ z[j]) / 0.05) for j in range(len(z)) if j != i}
+        own = sum(weight for j, weight in weights.items() if labels[j] == label)
+        losses.append(-math.log(own / sum(weights.values())))
+    return float(np.mean(losses))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("loss", "projector", "changes"),
+    [("knn", "none", {}), ("knn+inst", "fc", {"memory_update": "before"}), ("knn", "fc", {"memory_start": "network"})],
+)
+def test_the_logged_loss_is_equation_2_3_over_all_images(
+    loss: str, projector: str, changes: dict[str, Any], colours: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    patchloom.grafit(
+        colours, out=run, labels="colour", **{**TINY, **STILL, "loss": loss, "projector": projector, **changes}
+    )
+    z, labels = embeddings(run, colours)
+    assert record(run)["losses"]["knn"] > 0
+    task_memory = load_file(next((run / "checkpoints").glob("step-*")))["state.memory"].double().numpy()
+    np.testing.assert_allclose(np.sort((task_memory @ task_memory.T).ravel()), np.sort((z @ z.T).ravel()), atol=1e-4)
+    # one more epoch, whose mean is of a memory at rest
+    resumed = patchloom_resume(run)
+    assert record(resumed)["losses"]["knn"] == pytest.approx(neighbour_loss(z, labels), abs=2e-4)
+
+
+def patchloom_resume(run: Path) -> Path:
+    from patchloom.runs.launch import resume
+
+    resume(run, Console(quiet=True), more_epochs=30, device="cpu")
+    return run
+
+
+def test_losses_are_logged_by_name_and_their_sum_is_trained(colours: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    patchloom.grafit(colours, out=run, labels="colour", instance_weight=0.5, **TINY)
+    logged = record(run)
+    assert set(logged["losses"]) == {"knn", "inst"}
+    assert logged["train_loss"] == pytest.approx(sum(logged["losses"].values()))
+    assert abs(logged["losses"]["inst"]) <= 0.5
+    assert 0 <= logged["knn"] <= 1
+
+
+def test_the_export_is_trunk_and_projector(colours: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    patchloom.grafit(colours, out=run, labels="colour", **TINY)
+    network = patchloom.load(run)
+    assert network.label_column == "colour"
+    assert network.class_names == ("a", "b", "c")
+    x = torch.randn(2, 3, 16, 16)
+    assert network.embed(x).shape == (2, 12)
+    torch.testing.assert_close(network(x), network.embed(x))  # without cross-entropy there is no classifier
+    torch.testing.assert_close(patchloom.fuse(network).embed(x), network.embed(x), rtol=1e-4, atol=1e-5)
+    assert patchloom.load(run, img_size=32).embed(torch.randn(1, 3, 32, 32)).shape == (1, 12)
+    names = set(load_file(run / "export" / "model.safetensors"))
+    assert {name.split(".")[0] for name in names} == {"trunk", "projector"}
+    assert not any("head" in name for name in names)
+    assert json.loads((run / "export" / "model.json").read_text())["label_column"] == "colour"
+    assert (run / "report.html").read_text().count("data:image/jpeg") > 8
+
+
+@pytest.mark.parametrize("loss", ["ce", "ce+inst", "inst", "triplet"])
+def test_what_a_loss_exports(loss: str, colours: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    patchloom.grafit(colours, out=run, labels="colour", loss=loss, **TINY)
+    assert set(record(run)["losses"]) == set(loss.split("+"))
+    network, x = patchloom.load(run), torch.randn(2, 3, 16, 16)
+    assert network.embed(x).shape == (2, 12 if loss == "triplet" else 32)
+    assert network(x).shape[1] == (3 if "ce" in loss else network.embed(x).shape[1])
+
+
+def test_without_labels_the_knn_loss_is_left_out_aloud(
+    colours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    patchloom.grafit(colours, out=run, labels="none", **{**TINY, "console": Console()})
+    assert "The kNN loss is left out" in capsys.readouterr().out
+    assert set(record(run)["losses"]) == {"inst"}
+    assert patchloom.load(run).label_column is None
+    assert patchloom.load(run).class_names is None
+    found = patchloom.evaluate(run, colours, labels="fine")
+    assert found["labels"] == "fine"
+
+
+def test_classes_with_one_image_train_and_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = table(tmp_path, ["alone"] + ["b"] * 9 + ["c"] * 8)
+    run = tmp_path / "run"
+    patchloom.grafit(data, out=run, labels="colour", loss="knn", **{**TINY, "console": Console()})
+    assert "1 class with one training image: alone." in capsys.readouterr().out
+    assert math.isfinite(record(run)["losses"]["knn"])
+    with pytest.raises(PatchloomError, match="alone"):
+        patchloom.grafit(data, out=tmp_path / "other", labels="colour", loss="knn", singletons="refuse", **TINY)
+    assert not (tmp_path / "other").exists()
+
+
+def task_of(data: Path, **changes: Any) -> Any:
+    settings = {
+        k: v for k, v in {**TINY, **changes}.items() if k not in ("model", "model_options", "device", "console")
+    }
+    config = plan_grafit(data, TINY["model"], None, settings, TINY["model_options"], labels="colour")
+    context = Context(Processes(), Console(quiet=True))
+    images = open_images(config.task, config.recipe, context, open_labelled(config.task))
+    return make_task(config.task, config.recipe, images, context)
+
+
+def test_the_target_follows_by_its_schedule(colours: Path) -> None:
+    task = task_of(colours, target_decay=0.5, target_decay_end=1.0, epochs=4)  # 12 steps
+    names = dict(task.modules["target"].trunk.named_parameters())
+    name = next(name for name, parameter in names.items() if parameter.ndim == 2)
+    before = names[name].clone()
+    fast = dict(task.network.trunk.named_parameters())[name]
+    with torch.no_grad():
+        fast += 1
+    task.after_step(6)
+    decay = 1 - (1 - 0.5) * (math.cos(math.pi * 6 / 12) + 1) / 2
+    torch.testing.assert_close(names[name], decay * before + (1 - decay) * fast)
+    task.after_step(12)
+    torch.testing.assert_close(names[name], decay * before + (1 - decay) * fast)  # tau is 1 at the end
+
+
+def test_the_loss_sees_the_memory_before_or_after_the_update(colours: Path) -> None:
+    for order in ("after", "before"):
+        task = task_of(colours, memory_update=order)
+        for module in task.modules.values():
+            module.eval()
+        task.network.train()
+        start = task.memory.vectors.clone()
+        batch = next(task.batches(0, 1))
+        task.losses(batch, 0, 0)
+        assert torch.equal(task.memory.vectors, start) == (order == "after")
+        given_up = task.state()["memory"].clone()  # the step is given up: a checkpoint has the memory before it
+        assert torch.equal(given_up, start)
+        task.losses(batch, 0, 0)
+        task.after_step(1)
+        changed = (task.memory.vectors != start).any(dim=1).nonzero().flatten()
+        assert set(changed.tolist()) == set(task.memory.row_of[batch[1]].tolist())
+
+
+def test_memory_starts_at_random_or_with_the_network(colours: Path) -> None:
+    random, again = (task_of(colours).memory.vectors for _ in range(2))
+    assert torch.equal(random, again)
+    task = task_of(colours, memory_start="network")
+    next(task.batches(0, 1))
+    images = [task.split.train[i] for i in task.memory.images.tolist()]
+    torch.testing.assert_close(task.memory.vectors, task._embed(task.network, images))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"labels": "color"}, "colour"),
+        ({"model": "resmpl_nano"}, "resmlp_nano"),
+        ({"epoch": 3}, "epochs"),
+        ({"loss": "knn+knn"}, "knn\\+knn"),
+        ({"projector": "mpl"}, "mpl"),
+        ({"recipe": "deit"}, "deit is a recipe for classification"),
+        ({"recipe": "clusterfit_plus@small"}, "--clusters-from"),
+        ({"mean": (0.5,) * 3}, "mean and std"),
+        ({"model": "resmlp_mt_nano"}, "text"),
+        ({"clusters_from": "somewhere"}, "clusterfit_plus"),
+        ({"batch_size": 1}, "at least 2"),
+    ],
+)
+def test_bad_input_is_refused_and_nothing_is_written(
+    change: dict[str, Any], words: str, colours: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(PatchloomError, match=words):
+        patchloom.grafit(colours, out=tmp_path / "run", **{"labels": "colour", **TINY, **change})
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture
+def make_run(colours: Path, tmp_path: Path) -> Callable[..., Path]:
+    def make(name: str, **options: Any) -> Path:
+        patchloom.grafit(colours, out=tmp_path / name, **{"labels": "colour", **TINY, **options})
+        return tmp_path / name
+
+    return make
+
+
+def test_weights_to_start_from(make_run: Callable[..., Path], colours: Path, tmp_path: Path) -> None:
+    first = make_run("first", lr=0.0, min_lr=0.0)
+    second = make_run("second", model=first, model_options={}, lr=0.0, min_lr=0.0, seed=5)  # the trunk of a run
+    one, other = (load_file(run / "export" / "model.safetensors") for run in (first, second))
+    trunk = [name for name in one if name.startswith("trunk.")]
+    assert all(torch.equal(one[name], other[name]) for name in trunk)
+    assert not torch.equal(one["projector.0.weight"], other["projector.0.weight"])
+    bare = tmp_path / "bare.safetensors"
+    patchloom.save(patchloom.create_model("deit_nano", 10, img_size=16, depth=1), bare)
+    third = make_run("third", model=bare, model_options={}, lr=0.0, min_lr=0.0)
+    theirs = load_file(bare)
+    mine = load_file(third / "export" / "model.safetensors")
+    assert all(torch.equal(mine[f"trunk.{name}"], theirs[name]) for name in theirs if "head" not in name)
+
+
+def test_a_run_of_grafit_is_fine_tuned_as_a_classifier(
+    make_run: Callable[..., Path], colours: Path, tmp_path: Path
+) -> None:
+    first = make_run("first")
+    patchloom.finetune(
+        first, colours, out=tmp_path / "tuned", labels="fine", recipe="grafit_transfer@small", epochs=1, batch_size=8,
+        workers=0, console=Console(quiet=True), device="cpu",
+    )  # fmt: skip
+    assert patchloom.load(tmp_path / "tuned")(torch.randn(1, 3, 16, 16)).shape == (1, 4)
+
+
+def test_clusterfit_learns_clusters_of_a_baseline(make_run: Callable[..., Path]) -> None:
+    baseline = make_run("baseline", recipe="grafit_baseline@small")
+    run = make_run("clusters", recipe="clusterfit_plus@small", clusters=5, clusters_from=baseline)
+    network = patchloom.load(run)
+    assert network.label_column is None
+    assert network.class_names == tuple(f"cluster {i}" for i in range(5))
+    environment = json.loads((run / "environment.json").read_text())
+    assert len(environment["clusters"]) == 24
+
+
+def test_predictions_are_equation_2_6(make_run: Callable[..., Path], colours: Path) -> None:
+    run = make_run("run", epochs=2)
+    z, labels = embeddings(run, colours)
+    x, _ = embeddings(run, colours, "val")
+    files = [colours.parent / row["path"] for row in rows_of(colours, "val")]
+    rows = patchloom.predict(run, files, k=10, top=3)
+    for query, row in zip(x, rows, strict=True):
+        near = np.argsort(-(z @ query), kind="stable")[:10]
+        weights = np.exp(z[near] @ query / 0.05)
+        for found in row["predictions"]:
+            own = sum(w for j, w in zip(near, weights, strict=True) if labels[j] == found["class"])
+            assert found["probability"] == pytest.approx(own / weights.sum(), abs=1e-3)
+    metrics = patchloom.evaluate(run, colours, k=10)
+    assert metrics["count"] == 4
+    assert metrics["collection"] == 24
+    best = [row["predictions"][0]["class"] for row in rows]
+    assert metrics["knn"] == pytest.approx(np.mean([name == "c" for name in best]))
+
+
+@pytest.mark.parametrize(
+    "model", ["deit_nano", "patchconvnet_nano", pytest.param("timm:resnet18", marks=pytest.mark.slow)]
+)
+def test_trunks_of_every_kind(model: str, make_run: Callable[..., Path]) -> None:
+    options = {} if model.startswith("timm") else {"depth": 1}
+    run = make_run("run", model=model, model_options=options, projector="fc", resolution=32, batch_size=12)
+    assert patchloom.load(run).embed(torch.randn(1, 3, 32, 32)).shape == (1, 12)
+
+
+def test_accumulated_steps_update_the_memory_once(make_run: Callable[..., Path]) -> None:
+    run = make_run("run", accumulate=2, supervised_view="extra", ema=0.9)
+    assert set(record(run)["losses"]) == {"knn", "inst"}
+    assert "ema_knn" in record(run)
