@@ -14,6 +14,7 @@ PUBLIC = [
     *("PatchloomError", "__version__", "capture_attention", "complexity", "create_model", "fuse", "layerscale_value"),
     *("distill", "evaluate", "explain", "finetune", "list_models", "load", "parameter_roles", "predict", "save"),
     *("train", "translate", "uniform_drop_rate", "fit", "Callback", "Metric", "Recipe", "Task", "Index", "embed"),
+    "grafit",
 ]
 
 

@@ -140,3 +140,13 @@ def test_ranking_contenders_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, module in ranking.PEERS.items():
         if importlib.util.find_spec(module) is not None:
             assert ranking.once(name, options)["map"] == pytest.approx(one["map"], abs=1e-6)
+
+
+@pytest.mark.slow
+def test_grafit_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = script("grafit_memory", monkeypatch)
+    sizes = {"images": 500, "dim": 8, "batch": 16, "classes": 5, "rounds": 1, "threads": 1}
+    rows = list(memory.measured(argparse.Namespace(**sizes)))
+    assert [row["model"] for row in rows[:2]] == ["ours", "ours bf16"]
+    plain = next(row for row in rows if row.get("peer") == "plain")
+    assert plain["ours"]["loss"] == pytest.approx(plain["theirs"]["loss"], rel=1e-5)
