@@ -33,6 +33,7 @@ def finish(task: Classification, run: Run, result: Result) -> None:
     network = build(trained.config)
     network.load_state_dict(whole)
     network.class_names, network.preprocessing = trained.class_names, trained.preprocessing
+    network.label_column = trained.label_column
     weights = "averaged" if result.averaged else "raw"
     metadata = {
         "task": run.settings["task"],

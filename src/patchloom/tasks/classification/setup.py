@@ -80,6 +80,7 @@ def make_task(
     check_batch(recipe, len(split.train), processes.count)
     network = own.network or _make_network(config, recipe, images, console, begin=not context.from_checkpoint)
     _describe(network, recipe, images)
+    network.label_column = config.labels
     if (
         getattr(network.config, "head", None) == "mlp"
         and min(recipe.batch_size, len(split.train)) < 2 * processes.count

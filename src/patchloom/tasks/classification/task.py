@@ -138,6 +138,7 @@ class Classification(Task):
             "config": self.network.config.to_json(),
             "class_names": self.network.class_names,
             "preprocessing": self.network.preprocessing.to_json(),
+            "label_column": self.network.label_column,
         }
 
     def environment(self) -> dict[str, Any]:

@@ -41,4 +41,4 @@ def _k_means(vectors: np.ndarray, clusters: int, seed: int) -> np.ndarray:
 
     kind = MiniBatchKMeans if len(vectors) > 20_000 else KMeans
     found = kind(clusters, n_init=3, random_state=seed_of(seed, "clusters") % 2**32).fit_predict(vectors)
-    return np.unique(found, return_inverse=True)[1].astype(np.int64)  # empty clusters are no classes
+    return np.unique(found, return_inverse=True)[1].astype(np.int64)  # empty clusters are left out

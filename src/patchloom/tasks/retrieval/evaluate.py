@@ -50,7 +50,7 @@ def evaluate(
     network, run = fuse(open_model(model, device=device)), held_out_by(model, data)
     column = labels or network.label_column
     source, queries = open_items(data, column, split, run, strict, workers, console)
-    items = _training_images(data, column, split, run, console)
+    items = _training_images(data, column, split, run)
     x, z = (_embed(network, source, part, batch, workers) for part in (items, queries))
     y, truth = labels_of(items), labels_of(queries)
     chosen = _neighbours(k, x, y)
@@ -63,12 +63,11 @@ def evaluate(
     }
 
 
-def _training_images(
-    data: Place, column: str | None, split: str | None, run: RunSplit | None, console: Console | None = None
-) -> list[Item]:
+def _training_images(data: Place, column: str | None, split: str | None, run: RunSplit | None) -> list[Item]:
+    """Those that the run trained on, where the data has its splits; else the training split."""
     source, _ = open_items(data, column, "all", run)
     named = (run.trained(source) if split is None and run is not None else None) or "train"
-    return open_items(data, column, named, run, console=console)[1]
+    return open_items(data, column, named, run)[1]
 
 
 def _embed(network: Network, source: Source, items: Sequence[Item], batch: int, workers: int) -> Tensor:

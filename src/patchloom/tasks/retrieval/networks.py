@@ -39,6 +39,7 @@ def make_modules(
         if config.start is not None:
             if begin:
                 report = fill_from(trunk, config.start)
+                report.reinitialised.clear()  # its head, which is taken away
             size = trunk.config.img_size
             trunk.preprocessing = dataclasses.replace(config.start.preprocessing, img_size=size)
         network = _embedding_network(trunk, recipe, terms, classes)
