@@ -20,7 +20,7 @@ from patchloom.tasks.retrieval.task import Retrieval, Supervision
 from patchloom.tasks.retrieval.terms import Terms, terms_of
 from patchloom.tasks.spec import Context
 from patchloom.text import count
-from patchloom.training.loop import check_batch
+from patchloom.training.checks import check_batch
 
 
 def open_task(config: RetrievalConfig, recipe: Recipe, context: Context) -> Retrieval:
