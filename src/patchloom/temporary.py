@@ -29,6 +29,28 @@ def own_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.{_HOST}-{os.getpid()}")
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically: to a temporary file beside it, synced, then renamed.
+
+    The file has its old or its new content at any moment, whenever the process is killed.
+
+    Args:
+        text: surrogates, as in file names that are not UTF-8, are written as backslash escapes.
+
+    Raises:
+        OSError: the folder cannot be written, or the disk is full.
+    """
+    beside = aside(path)
+    try:
+        with open(beside, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
 def sweep(folder: Path, names: str) -> None:
     """Remove what killed processes of this machine left of files whose names match the expression `names`."""
     for left in folder.glob(".*") if folder.is_dir() else ():

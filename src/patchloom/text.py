@@ -1,8 +1,11 @@
-"""Words for messages: plurals and shortened lists. Imports nothing of the package."""
+"""Words for messages (plurals, shortened lists) and values for JSON. Imports nothing of the package."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from numbers import Real
+from typing import Any
 
 
 def count(number: int, one: str, many: str | None = None) -> str:
@@ -13,3 +16,15 @@ def count(number: int, one: str, many: str | None = None) -> str:
 def some(names: Sequence[str], most: int = 8) -> str:
     """The first `most` names, as the end of a sentence."""
     return ", ".join(names[:most]) + (", ..." if names[most:] else ".")
+
+
+def without_nan(value: Any) -> Any:
+    """Values for JSON, which knows no NaN and no infinity: null in their place, at any depth; numpy's numbers become
+    Python's."""
+    if isinstance(value, Mapping):
+        return {key: without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(item) for item in value]
+    if isinstance(value, Real) and not isinstance(value, int):
+        return float(value) if math.isfinite(value) else None
+    return value

@@ -33,7 +33,7 @@ def test_a_build_without_a_compiler_is_one_sentence(tmp_path: Path, monkeypatch:
     monkeypatch.delenv("CXX", raising=False)
     assert "no C++ compiler" in build.build(tmp_path)
     monkeypatch.setenv("CXX", 'g++ "')
-    assert "is no command" in build.build(tmp_path)
+    assert "is not a command" in build.build(tmp_path)
     for compiler in ("/bin/false", "/bin/true", "/nowhere/g++", "/usr/bin/env false"):
         monkeypatch.setenv("CXX", compiler)
         (tmp_path / "networks-avx2-old.so").touch()

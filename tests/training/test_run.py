@@ -14,9 +14,10 @@ import pytest
 
 from patchloom import temporary
 from patchloom.errors import PatchloomError
+from patchloom.temporary import write_text
 from patchloom.training.checkpoints import Checkpoints
 from patchloom.training.failures import read_failure
-from patchloom.training.run import Run, write_text
+from patchloom.training.run import Run
 from patchloom.weights.files import kept_checkpoints
 
 

@@ -16,6 +16,7 @@ from patchloom.benching.timing import copy_rate, gemm_rate
 from patchloom.devices import Device, choose_device, device_name
 from patchloom.errors import PatchloomError
 from patchloom.kernels.native import why_not
+from patchloom.temporary import write_text
 
 # Noise bands: how far a metric may fall below the recorded value, as a fraction; negative for metrics where lower is
 # better, which may rise as far. glibc returns memory more or less often in different processes, which changes the time
@@ -66,12 +67,9 @@ def describe_run(machine: Mapping[str, Any], rounds: int) -> str:
 
 def write_records(rows: Sequence[Row], machine: Mapping[str, Any], path: Path) -> None:
     """Write rows and the description of the machine as JSON, atomically; raises PatchloomError if that fails."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        aside.write_text(json.dumps({"about": machine, "rows": rows}, indent=1) + "\n")
-        aside.replace(path)
+        write_text(path, json.dumps({"about": machine, "rows": rows}, indent=1) + "\n")
     except OSError as error:
-        aside.unlink(missing_ok=True)
         raise PatchloomError(f"{path} cannot be written ({error.strerror}).") from error
 
 

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from patchloom.cli.output import JSON_HELP, MODEL_HELP, add_command, add_device, out_folder, print_json
+from patchloom.temporary import write_text
 from patchloom.terminal import print_lines
+from patchloom.text import without_nan
 
 
 def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
@@ -88,7 +90,7 @@ def _run_models(options: argparse.Namespace) -> None:
     found = analyse(models, options.data, **data, console=Console(sys.stderr))
     out = out_folder(options.out)
     with _writing(out):
-        (out / "analysis.json").write_text(json.dumps(found, indent=1) + "\n")
+        write_text(out / "analysis.json", json.dumps(without_nan(found), indent=1) + "\n")
         written = [out / "analysis.json", *draw_analysis(found, out)]
     if options.json:
         print_json(found)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from patchloom.terminal import printable
+from patchloom.text import without_nan
 
 MODEL_HELP = "run folder, exported model, checkpoint, weight file or published tag such as deit_tiny.fb_in1k"
 DATA_HELP = "folder with one subfolder per class, CSV file, 'digits', or another source (see docs/data.md)"
@@ -78,15 +78,7 @@ def _padded(cell: str, width: int, right: bool) -> str:
 
 def print_json(value: Any) -> None:
     """Print a value as JSON, with null in place of NaN and infinity, which JSON cannot express."""
-    print(json.dumps(_plain(value), indent=1, allow_nan=False))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    print(json.dumps(without_nan(value), indent=1, allow_nan=False))
 
 
 def out_folder(name: str) -> Path:

@@ -104,5 +104,5 @@ def report_skipped(bad: Mapping[str, str], console: Console, strict: bool) -> No
     """Print the files that are left out, with the reasons; with `strict` they are an error."""
     listed = [f"  {key}: {reason}" for key, reason in bad.items()]
     if strict:
-        raise PatchloomError(f"{len(bad)} files are unreadable:", *listed)
-    console.say(f"{len(bad)} unreadable files are skipped:", *listed)
+        raise PatchloomError(f"{count(len(bad), 'file')} cannot be read:", *listed)
+    console.say(f"{count(len(bad), 'unreadable file')} skipped:", *listed)

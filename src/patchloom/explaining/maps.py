@@ -18,6 +18,7 @@ from patchloom.layers.attention import Attention, ClassAttention, capture_attent
 from patchloom.layers.mixing import ClassMLP, CrossPatchLinear
 from patchloom.layers.residual import Branch
 from patchloom.layers.scales import LayerScale
+from patchloom.models.class_names import names_or_indices
 from patchloom.models.features import TokenLayout
 from patchloom.models.network import Network
 from patchloom.models.patch_network import PatchNetwork, patch_network
@@ -98,7 +99,7 @@ def make_maps(outputs: Outputs, names: Sequence[str]) -> dict[str, Tensor]:
 
 def class_names(network: Network) -> tuple[str, ...]:
     """A unique name for every class: the index is added to names that occur twice, as in "crane (134)"."""
-    names = network.class_names or tuple(map(str, range(network.config.num_classes)))
+    names = names_or_indices(network.class_names, network.config.num_classes)
     counts = Counter(names)
     return tuple(f"{name} ({i})" if counts[name] > 1 else name for i, name in enumerate(names))
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 from patchloom.data.images import crop, read_image, to_input, to_rgb
 from patchloom.data.opening import open_source
 from patchloom.data.samples import find_samples
+from patchloom.data.sources import spread
 from patchloom.errors import PatchloomError
 from patchloom.exporting.formats import Request, Runner
 from patchloom.inference.items import choose_items, held_out_by
@@ -31,7 +32,6 @@ BATCHES = (2, 5, 1)  # growing and shrinking, to detect a runtime that keeps the
 MANY = 64  # crops to verify int8 with; at most so many pictures are read
 AT_ONCE = 8
 
-T = TypeVar("T")
 Sizes = tuple[int, int, int]  # batch, height, width
 
 
@@ -65,7 +65,7 @@ def find_pictures(given: str | PathLike[str] | None, model: Any = None) -> list[
         paths = expand_images(given)
         if paths == [Path(given)] and paths[0].is_dir():
             raise PatchloomError(f"{given} contains no images.")
-        return [read_image(path) for path in _spread(paths)]
+        return [read_image(path) for path in spread(paths, MANY)]
     pictures = _held_out(model) if isinstance(model, str | PathLike) else []
     if not pictures:
         photos = [sample for sample in find_samples().values() if not sample.pixelated]
@@ -88,13 +88,8 @@ def _held_out(model: str | PathLike[str]) -> list[Image.Image]:
             if where == "digits" or Path(where).exists():
                 source = open_source(where, run.settings.get("labels"))
                 items, _ = choose_items(source, None, held_out_by(folder, where))
-                return [source.read(item) for item in _spread(items)]
+                return [source.read(item) for item in spread(items, MANY)]
     return []
-
-
-def _spread(items: list[T]) -> list[T]:
-    """At most MANY items, evenly spread over the list."""
-    return items[:: -(-len(items) // MANY)] if items else items
 
 
 def crops(network: Network, pictures: Sequence[Image.Image], count: int, size: tuple[int, int], seed: int) -> Tensor:

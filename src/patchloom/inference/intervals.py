@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from statistics import NormalDist
 
+from patchloom.text import count
+
 FEW_IMAGES = 100  # below, an accuracy is uncertain by 10 points or more
 
 
@@ -24,13 +26,13 @@ def wilson_interval(correct: int, count: int) -> tuple[float, float]:
     return 0.0 if correct == 0 else middle - half, 1.0 if correct == count else middle + half
 
 
-def few_images_warning(count: int) -> str | None:
-    """What to know of an accuracy that is measured on `count` images, where they are too few."""
-    if count >= FEW_IMAGES:
+def few_images_warning(number: int) -> str | None:
+    """What to know of an accuracy that is measured on `number` images, where they are too few."""
+    if number >= FEW_IMAGES:
         return None
-    low, high = wilson_interval(count // 2, count)
+    low, high = wilson_interval(number // 2, number)
     return (
-        f"Warning: accuracy is measured on {count} image{'s' if count != 1 else ''}, fewer than {FEW_IMAGES}. It is "
+        f"Warning: accuracy is measured on {count(number, 'image')}, fewer than {FEW_IMAGES}. It is "
         f"uncertain by up to {50 * (high - low):.0f} percentage points either way; hold out more images "
         "before comparing models."
     )

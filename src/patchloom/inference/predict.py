@@ -21,6 +21,7 @@ from patchloom.data.scan import reason_of
 from patchloom.devices import Device, device_of
 from patchloom.errors import PatchloomError
 from patchloom.inference.models import Model, open_model
+from patchloom.models.class_names import names_or_indices
 from patchloom.models.fused import fuse
 from patchloom.models.network import Network
 
@@ -83,7 +84,7 @@ def expand_images(given: str | PathLike[str]) -> list[Path]:
     if not path.exists() and glob.has_magic(os.fspath(given)):
         matches = sorted(Path(match) for match in glob.glob(os.fspath(given), recursive=True))
         return [match for match in matches if not match.is_dir()] or [path]
-    return [path]  # what is no image, or does not exist, becomes a row with an error
+    return [path]  # what is not an image, or does not exist, becomes a row with an error
 
 
 def _hidden(path: Path, root: Path) -> bool:
@@ -124,7 +125,7 @@ def class_probabilities(network: Network, pictures: np.ndarray | torch.Tensor) -
 
 def best_classes(network: Network, probabilities: np.ndarray, top: int) -> list[dict[str, Any]]:
     """The likeliest classes of one image, [{class, probability}]; classes without a name are numbered."""
-    names = network.class_names or tuple(map(str, range(len(probabilities))))
+    names = names_or_indices(network.class_names, len(probabilities))
     # A stable sort: of equal probabilities the lower index comes first, on every machine.
     order = np.argsort(-probabilities, kind="stable")[:top]
     return [{"class": names[i], "probability": float(probabilities[i])} for i in order]

@@ -71,7 +71,10 @@ def _build(folder: Path) -> tuple[str, list[Path]]:
     try:
         compiler = shlex.split(os.environ.get("CXX", "")) or [shutil.which("g++") or shutil.which("clang++") or ""]
     except ValueError as error:
-        return f"CXX={os.environ['CXX']} is no command ({error}): torch and Pillow do the work of the C++ kernels.", []
+        return (
+            f"CXX={os.environ['CXX']} is not a command ({error}): torch and Pillow do the work of the C++ kernels.",
+            [],
+        )
     if compiler == [""]:
         return "There is no C++ compiler (g++ or clang++): torch and Pillow do the work of the C++ kernels.", []
     files = {name: library_file(name, folder) for name in LIBRARIES}

@@ -18,6 +18,11 @@ def check_class_names(names: Any, num_classes: int) -> tuple[str, ...]:
     return check_distinct(names, "The network")
 
 
+def names_or_indices(names: Sequence[str] | None, num_classes: int) -> tuple[str, ...]:
+    """Class names, or "0", "1", ... for a network that has none."""
+    return tuple(names) if names else tuple(map(str, range(num_classes)))
+
+
 def check_distinct(names: Sequence[str], where: str) -> tuple[str, ...]:
     """Class names, none of them twice: a prediction by name must say which class it is."""
     if twice := [name for name, number in Counter(names).items() if number > 1]:

@@ -17,9 +17,10 @@ from typing import Any
 from patchloom.errors import PatchloomError
 from patchloom.recipes.changes import is_set_for_run
 from patchloom.tasks.registry import find_task
+from patchloom.temporary import write_text
 from patchloom.training.failures import read_failure
 from patchloom.training.report import epoch_records
-from patchloom.training.run import Run, write_text
+from patchloom.training.run import Run
 from patchloom.training.task import Metric
 
 KEYS = ("run", "task", "model", "recipe", "changes", "epochs", "metric", "last", "best", "seconds", "status")

@@ -18,8 +18,9 @@ from patchloom.reading import read_json
 from patchloom.runs import launch as single
 from patchloom.runs.config import config_from_settings, settings_of
 from patchloom.tasks.spec import RunConfig, RunSequence
+from patchloom.temporary import write_text
 from patchloom.training.processes import join_processes, restarted
-from patchloom.training.run import Run, write_text
+from patchloom.training.run import Run
 
 _FILE = "stages.json"
 _FIRST = "low"

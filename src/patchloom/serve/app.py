@@ -20,6 +20,7 @@ from patchloom import __version__
 from patchloom.data.samples import find_samples
 from patchloom.errors import PatchloomError
 from patchloom.explaining.maps import available_maps
+from patchloom.models.class_names import names_or_indices
 from patchloom.serve.guard import Guard, error_response
 from patchloom.serve.hosting import HostedModel
 from patchloom.serve.reference import reference_page
@@ -234,7 +235,7 @@ def describe(model: HostedModel) -> dict[str, Any]:
         "family": config.family,
         "parameters": sum(parameter.numel() for parameter in model.network.parameters()),
         "image_size": config.img_size,
-        "classes": list(model.network.class_names or map(str, range(config.num_classes))),
+        "classes": list(names_or_indices(model.network.class_names, config.num_classes)),
         "maps": list(available_maps(model.network)),
         "per_class": model.network.per_class,
     }

@@ -28,6 +28,7 @@ from patchloom.serve.metrics import Metrics
 from patchloom.serve.refused import Refused
 from patchloom.serve.settings import Settings
 from patchloom.serve.workers import Workers
+from patchloom.text import without_nan
 
 T = TypeVar("T")
 _PREVIEW = 128  # longer side of a map in the response, in pixels; the page smooths it
@@ -232,7 +233,7 @@ class Service:
             "layers": [
                 {"name": name, "heads": list(map(_grey, _stretched(maps)))} for name, maps in found.heads.items()
             ],
-            "faithfulness": _plain(found.faithfulness or {}),
+            "faithfulness": without_nan(found.faithfulness or {}),
             "timings": _timings(decoded - begun, waited, seconds, 1),
         }
 
@@ -293,12 +294,3 @@ def _png(image: Image.Image) -> str:
     file = io.BytesIO()
     image.save(file, "PNG")
     return base64.b64encode(file.getvalue()).decode()
-
-
-def _plain(value: Any) -> Any:
-    """Values for JSON: plain floats, with null in place of NaN and infinity."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, float | np.floating):
-        return float(value) if math.isfinite(value) else None
-    return value

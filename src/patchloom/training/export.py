@@ -7,8 +7,9 @@ from collections.abc import Collection
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from patchloom.temporary import write_text
 from patchloom.training.report import epoch_records, write_report
-from patchloom.training.run import Run, write_text
+from patchloom.training.run import Run
 from patchloom.training.sharding import whole_tensors
 from patchloom.weights.files import write
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from patchloom.errors import InterruptedWork
 from patchloom.reading import parse_json, read_file
-from patchloom.training.run import write_text
+from patchloom.temporary import write_text
 
 _FILE = "failure.json"
 _MOST = 1 << 20  # bytes

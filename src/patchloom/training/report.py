@@ -8,7 +8,8 @@ from typing import Any
 
 from patchloom.pages import html_page
 from patchloom.svg import line_chart
-from patchloom.training.run import Run, write_text
+from patchloom.temporary import write_text
+from patchloom.training.run import Run
 
 Section = tuple[str, str]  # a title and HTML
 Charts = Mapping[str, Mapping[str, str]]  # title -> name of a curve -> key in log.jsonl

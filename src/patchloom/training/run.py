@@ -29,10 +29,10 @@ from typing import Any
 
 import torch
 
-from patchloom import temporary
 from patchloom.devices import available_devices, device_name
 from patchloom.errors import PatchloomError, StoppedError
 from patchloom.reading import parse_json, read_file
+from patchloom.temporary import write_text
 from patchloom.training.checkpoints import Checkpoints
 from patchloom.training.loggers import Logger
 
@@ -154,7 +154,7 @@ class Run:
             raise StoppedError(f"{self.folder} cannot be written: {error}.") from error
 
     def _write_settings(self) -> None:
-        """recipe.yaml: one `key: value` a line, values as JSON, which YAML includes."""
+        """recipe.yaml: one `key: value` per line, values as JSON, which YAML includes."""
         lines = [f"{key}: {json.dumps(value)}" for key, value in self.settings.items()]
         write_text(self.folder / "recipe.yaml", "\n".join(lines) + "\n")
 
@@ -227,28 +227,6 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     plain = json.loads(json.dumps([old, new]))
     changed = [key for key in old if key not in _FREE and (key not in plain[1] or plain[0][key] != plain[1][key])]
     return [f"{key} is {json.dumps(new.get(key))}, was {json.dumps(old[key])}" for key in changed]
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically: to a temporary file beside it, synced, then renamed.
-
-    The file has its old or its new content at any moment, whenever the process is killed.
-
-    Args:
-        text: surrogates, as in file names that are not UTF-8, are written as backslash escapes.
-
-    Raises:
-        OSError: the folder cannot be written, or the disk is full.
-    """
-    aside = temporary.aside(path)
-    try:
-        with open(aside, "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def describe_machine() -> dict[str, Any]:

@@ -18,6 +18,7 @@ from patchloom.devices import Device, choose_device
 from patchloom.errors import PatchloomError
 from patchloom.inference.items import held_out_by, open_items
 from patchloom.inference.models import Model, open_model, test_preprocessing, weights_of, weights_text
+from patchloom.models.class_names import names_or_indices
 from patchloom.models.foreign import is_onnx, is_timm
 from patchloom.models.fused import fuse
 from patchloom.models.imagenet import CLASSES, imagenet_order
@@ -77,7 +78,7 @@ def scores(
     # The network comes first: a wrong name or option is found before the images are read.
     network = ready(model, resolution, base, int8, device)
     if imagenet_only:
-        real_order(network.class_names or tuple(map(str, range(network.config.num_classes))))
+        real_order(names_or_indices(network.class_names, network.config.num_classes))
     preprocessing = test_preprocessing(network, crop_ratio)
     forward = None if head is None else head_forward(network, head, fusion)
     if console is not None and (text := weights_text(network)):
@@ -153,7 +154,7 @@ def check_real_labels(labels: Any, where: str = "The value") -> None:
 
 def real_order(class_names: Sequence[str]) -> Sequence[int]:
     """For each output of a model its ImageNet index; refused where its classes are not ImageNet's 1000."""
-    if tuple(class_names) == tuple(map(str, range(CLASSES))):  # without names
+    if tuple(class_names) == names_or_indices(None, CLASSES):  # without names
         return range(CLASSES)
     order = imagenet_order(class_names)
     if order is None:

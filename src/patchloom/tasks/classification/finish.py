@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from patchloom.models.network import Network
 from patchloom.models.registry import build
 from patchloom.tasks.classification.report import CHARTS, classification_sections
+from patchloom.temporary import write_text
 from patchloom.training.report import write_report
-from patchloom.training.run import Run, write_text
+from patchloom.training.run import Run
 from patchloom.training.sharding import whole_tensors
 from patchloom.training.task import Result
 from patchloom.weights.load import load

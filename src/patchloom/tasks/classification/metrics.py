@@ -17,6 +17,7 @@ from patchloom.data.sources import Item, Source
 from patchloom.devices import device_of, pins_memory, to_device
 from patchloom.errors import PatchloomError
 from patchloom.inference.intervals import wilson_interval
+from patchloom.models.class_names import names_or_indices
 from patchloom.models.preprocessing import Preprocessing
 from patchloom.training.processes import Processes
 from patchloom.training.task import Metric
@@ -137,7 +138,7 @@ def score(
     for process, part in enumerate(processes.gather(np.concatenate(rows)[: len(mine)])):
         # Process r scored images r, r + count, ...: the same stride puts them back in order.
         table[process :: processes.count] = part
-    names = network.class_names or tuple(map(str, range(network.config.num_classes)))
+    names = names_or_indices(network.class_names, network.config.num_classes)
     labels, predicted, rank = (table[:, i].astype(int) for i in (0, 1, 3))
     return Scores(labels, predicted, table[:, 2], rank, table[:, 4], names, tuple(item.key for item in items))
 

@@ -10,8 +10,9 @@ from patchloom.models.registry import build
 from patchloom.tasks.translation.metrics import translation_metrics
 from patchloom.tasks.translation.predict import decoding_options, translate_lines
 from patchloom.tasks.translation.report import CHARTS, translation_sections
+from patchloom.temporary import write_text
 from patchloom.training.report import write_report
-from patchloom.training.run import Run, write_text
+from patchloom.training.run import Run
 from patchloom.training.sharding import whole_tensors
 from patchloom.training.task import Result
 from patchloom.weights.files import write

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from patchloom.errors import PatchloomError, did_you_mean
 from patchloom.reading import read_file
+from patchloom.text import count
 
 Pair = tuple[str, str]  # source and target language
 _MOST_BYTES = 1 << 34
@@ -122,10 +123,9 @@ def empty_lines(text: ParallelText) -> list[int]:
 
 def describe_lines(text: ParallelText, places: Sequence[int], what: str) -> str:
     """ "3 lines of train.en or train.de are empty (lines 4, 9, 12)", for messages."""
-    count = f"{len(places)} line" + ("" if len(places) == 1 else "s")
     numbers = ", ".join(str(place + 1) for place in places[:_NAMED]) + (", ..." if len(places) > _NAMED else "")
     names = " or ".join(f"{text.stem}.{language}" for language in text.pair)
-    return f"{count} of {names} {'is' if len(places) == 1 else 'are'} {what} (line {numbers})"
+    return f"{count(len(places), 'line')} of {names} {'is' if len(places) == 1 else 'are'} {what} (line {numbers})"
 
 
 def _find(folder: Path, stem: str, language: str) -> Path:
