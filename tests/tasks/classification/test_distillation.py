@@ -168,16 +168,17 @@ def test_a_cache_is_shared_by_what_shows_the_same_images_and_by_nothing_else(tea
     first = folder({})
     assert first == folder({"lr": 1e-5, "weight_decay": 0.2, "drop_path": 0.3, "epochs": 3})
     others = [folder({"seed": 1}), folder({"batch_size": 32}), folder({"erasing": 0.5}), folder({"resolution": 24})]
-    others.append(folder({}, hints={"mean": (0.4,) * 3}))
-    assert len({first, *others}) == 6
+    others += [folder({"precision": "bf16"}), folder({}, hints={"mean": (0.4,) * 3})]
+    assert len({first, *others}) == 7
 
 
 def test_every_field_of_a_recipe_is_known_to_the_cache() -> None:
-    """A field that changes the images of a step belongs to the key; any other would only lose a cache."""
+    """A field that changes the images of a step, or the precision of the teacher, belongs to the key; any other would only
+    lose a cache."""
     of_images = {
         "batch_size", "accumulate", "resolution", "seed", "crop", "crop_scale", "flip", "augmentation", "three_augment",
         "magnitude", "color_jitter", "affine", "erasing", "mixup", "cutmix", "mix_probability", "switch_probability",
-        "repeated_augmentation", "interpolation", "pixels", "shard",
+        "repeated_augmentation", "interpolation", "pixels", "shard", "precision",
     }  # fmt: skip
     fields = {"name", "summary", "sources", *setting_types(ClassificationOptions)}
     assert fields - of_images == _NOT_OF_IMAGES

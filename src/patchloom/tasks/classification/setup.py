@@ -29,13 +29,13 @@ from patchloom.training.checks import check_batch
 from patchloom.training.schedule import total_steps
 from patchloom.weights.load import copy_scales, load
 
-# fields of a recipe that change nothing in the images of a step
+# fields of a recipe that change nothing in the images of a step, or in what a teacher computes for them (precision)
 _NOT_OF_IMAGES = {
     *("name", "summary", "sources", "epochs", "steps", "workers", "checkpoint_every", "eval_every", "optimizer"),
     *("betas", "eps", "momentum", "nesterov", "weight_decay", "weight_decay_end", "no_decay", "clip_grad", "lr"),
     *("head_lr", "layer_decay", "lr_scaling", "schedule", "schedule_by", "schedule_published", "warmup_epochs"),
     *("warmup_lr", "min_lr", "decay_epochs", "loss", "label_smoothing", "bce_threshold", "drop_path", "layerscale"),
-    *("ema", "ema_warmup", "test_crop_ratio", "precision", "compile", "gradient_checkpointing", "log_norms"),
+    *("ema", "ema_warmup", "test_crop_ratio", "warmup_steps", "compile", "gradient_checkpointing", "log_norms"),
     *("drop_path_decay", "dropout", "scale", "tune", "sync_batchnorm"),
 }
 
