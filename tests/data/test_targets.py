@@ -285,3 +285,9 @@ def test_the_levels_of_inaturalist(tmp_path: Path) -> None:
         image(tmp_path / "old" / place)
     old = open_source(f"torchvision:INaturalist:{tmp_path / 'old'}", "super")
     assert old.class_names == ("Birds", "Fish")
+
+
+def test_images_with_targets_that_are_not_classes_are_held_out_as_one_class() -> None:
+    items = [Item(f"{i}.png", f"{i}.mask.png") for i in range(10)]
+    split = split_source(Source("masks", (), {"all": items}))
+    assert [len(split.train), len(split.held_out)] == [8, 2]

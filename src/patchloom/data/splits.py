@@ -94,7 +94,7 @@ def split_source(source: Source, asked: Splits | None = None) -> Split:
             train, [], f"All {len(train)} images of {train_name} are trained on; none is held out.", train_name
         )
     share = float(asked.hold_out or 1 / _FIFTH)
-    held_keys = _share_of_each_class(train, share)
+    held_keys = _share_of_each_class(train, share, source.labelled)
     if not held_keys:
         summary = f"No class has two images: all {len(train)} are trained on, and measured on too."
         return Split(train, train, summary, train_name)
@@ -127,11 +127,11 @@ def _test_names(source: Source, asked: Splits, train_names: tuple[str, ...]) -> 
     return tuple(own[:1])
 
 
-def _share_of_each_class(items: list[Item], share: float) -> set[str]:
+def _share_of_each_class(items: list[Item], share: float, labelled: bool) -> set[str]:
     """The keys to hold out, of each class those with the smallest hashes; images without a class are one class."""
     by_class: dict[int, list[str]] = defaultdict(list)
     for item in items:
-        by_class[item.label if item.target is not None else -1].append(item.key)
+        by_class[item.label if labelled else -1].append(item.key)
     # Exact: in floating point, int(100 * 0.29) is 28.
     exact = Fraction(str(share))
     held: set[str] = set()
