@@ -50,6 +50,11 @@ def plan_translation(
     resolved, changed = apply_changes(for_target(chosen, languages[1]), changes or {})
     parse_interval("checkpoint_every", resolved.checkpoint_every)
     parse_interval("eval_every", resolved.eval_every)
+    if resolved.shard != "none":  # generation calls parts of the network that only a whole network has in one place
+        raise PatchloomError(
+            f"shard={resolved.shard} cannot be used for translation: leave it out. Several processes then train with a "
+            "copy of the network each."
+        )
     file = None if vocabulary is None else str(Path(vocabulary).absolute())
     task = TranslationRunConfig(str(Path(data).absolute()), pair, config, dict(options or {}), file)
     task.network_config(resolved, config.vocab_size)  # refuses what cannot be built
