@@ -15,7 +15,7 @@ from patchloom.weights.files import metadata_of
 
 
 def task_of(model: Any) -> str:
-    """The name of the task of a run folder, an export or a file of one; of anything else, the default."""
+    """The name of the task of a run folder, an export, a weight file or a network; of anything else, the default."""
     if isinstance(model, str | os.PathLike) and str(model):
         place = Path(model)
         if place.suffix == ".safetensors" and (label := _label_of(place)):
@@ -24,7 +24,9 @@ def task_of(model: Any) -> str:
         for folder in (place, *place.parents[:2]) if place.exists() else ():  # not for published names
             if label := _label_in(folder):
                 return find_task(label).name
-    return default_task().name
+    kind = getattr(getattr(model, "config", None), "kind", None)
+    takes = (spec.name for spec in task_specs().values() if kind is not None and spec.network_kind == kind)
+    return next(takes, default_task().name)
 
 
 def _label_of(file: Path) -> str | None:

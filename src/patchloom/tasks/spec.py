@@ -88,6 +88,7 @@ class TaskSpec:
     evaluate: Callable[..., dict[str, Any]]  # (model, data, **options): metrics
     predict: Callable[..., list[dict[str, Any]]]  # (model, inputs, **options): one row per input
     from_python: bool = False  # runs of Python objects, which no command can rebuild
+    network_kind: str | None = None  # `kind` of the configs of networks that only this task applies, such as "text"
     default: bool = False  # the kind of weights that do not say what they were trained for
     show: Callable[..., Path] | None = None  # (data, recipe, out, ...): a picture of what training sees
     upgrade: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda settings: settings  # of earlier versions

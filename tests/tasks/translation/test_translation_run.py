@@ -123,6 +123,20 @@ def test_resume_is_exact(text: Path, run: Path, tmp_path: Path) -> None:
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
+def test_sharding_is_refused_before_anything_is_written(text: Path, tmp_path: Path) -> None:
+    with pytest.raises(PatchloomError, match="shard=full cannot be used for translation"):
+        start(text, tmp_path / "run", shard="full")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_network_or_a_copied_file_is_applied_by_its_own_task(run: Path, text: Path, tmp_path: Path) -> None:
+    expected = patchloom.predict(run, ["ba bo."], beam=1, device="cpu")
+    shutil.copy(run / "export" / "model.safetensors", tmp_path / "copied.safetensors")
+    for model in (patchloom.load(run), tmp_path / "copied.safetensors"):
+        assert patchloom.predict(model, ["ba bo."], beam=1, device="cpu") == expected
+        assert patchloom.evaluate(model, text, beam=1, device="cpu")["pair"] == "en-de"
+
+
 def test_changed_text_is_not_resumed(text: Path, tmp_path: Path) -> None:
     data = tmp_path / "data"
     shutil.copytree(text, data)

@@ -33,6 +33,7 @@ SPEC = TaskSpec(
     plan=plan,
     evaluate=evaluate,
     predict=predict,
+    network_kind="text",
     summary=_summary,
     curves=("greedy_bleu", "loss", "train_loss"),
 )
