@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from patchloom.errors import PatchloomError
-from patchloom.recipes.changes import parse_words
+from patchloom.recipes.changes import apply_changes, parse_words
 from patchloom.recipes.options import ClassificationOptions, Options
+from patchloom.recipes.registry import find_recipe
 
 
 def test_none_is_no_value_where_it_is_not_a_choice() -> None:
@@ -33,3 +34,13 @@ def test_words_reach_the_recipe_the_tasks_options_and_the_model() -> None:
 def test_an_unknown_key_is_refused_with_the_nearest(word: str, options: type[Options], near: str) -> None:
     with pytest.raises(PatchloomError, match=near):
         parse_words([word], options)
+
+
+def test_a_warm_up_in_steps_keeps_its_share_of_a_shorter_run() -> None:
+    """resmlp_mt warms up over 32,000 of 100,000 steps: all of a run of 2,000, without this rule."""
+    recipe = find_recipe("resmlp_mt")
+    changed, notes = apply_changes(recipe, {"steps": 2000})
+    assert changed.warmup_steps == 640
+    assert any(note.startswith("warmup_steps 640") for note in notes)
+    assert apply_changes(recipe, {"steps": 2000, "warmup_steps": 100})[0].warmup_steps == 100
+    assert apply_changes(recipe, {"steps": 50_000})[0].warmup_steps == 32_000

@@ -116,6 +116,11 @@ def _consequences(recipe: Recipe, changed: Recipe, model: Config | None) -> dict
             share,
             f"shortened like the run, from {recipe.warmup_epochs:g} of {recipe.epochs} epochs",
         )
+    if recipe.steps and changed.steps and changed.warmup_steps and changed.warmup_steps >= changed.steps:
+        found["warmup_steps"] = (
+            round(changed.steps * changed.warmup_steps / recipe.steps),
+            f"shortened like the run, from {changed.warmup_steps} of {recipe.steps} steps",
+        )
     if changed.epochs != recipe.epochs and recipe.decay_epochs:
         marks = tuple(round(mark * changed.epochs / recipe.epochs) for mark in recipe.decay_epochs)
         found["decay_epochs"] = marks, f"the same shares of the run as {recipe.decay_epochs} of {recipe.epochs}"
