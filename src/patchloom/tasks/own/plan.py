@@ -195,10 +195,24 @@ def _data(run: OwnRun) -> tuple[Part, Part]:
         # The source has split its images already: all indices of either part belong to it.
         train, held_out = ((part, list(range(len(part)))) for part in parts)
         return train, held_out
+    _refuse_without_effect(run)
     if run.validation is not None:
         return (run.data, list(range(len(run.data)))), (run.validation, list(range(len(run.validation))))
     kept, held = split_indices(len(run.data), run.splits)
     return (run.data, kept), (run.data, held)
+
+
+def _refuse_without_effect(run: OwnRun) -> None:
+    """Splits and labels by name are those of data on disk; a dataset has neither."""
+    asked = {
+        "train_split": run.splits.train,
+        "test_split": run.splits.test,
+        "labels": run.labels,
+        "hold_out": run.splits.hold_out if run.validation is not None else None,
+    }
+    if given := [name for name, value in asked.items() if value is not None]:
+        beside = "a validation dataset" if given == ["hold_out"] else "a dataset of your own"
+        raise PatchloomError(f"{', '.join(given)} has no effect with {beside}: leave it out.")
 
 
 def _preprocessing(module: nn.Module, recipe: Recipe) -> Preprocessing:
