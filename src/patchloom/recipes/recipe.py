@@ -15,6 +15,7 @@ from patchloom.data.parts import MOST_WORKERS
 from patchloom.errors import PatchloomError, did_you_mean
 from patchloom.models.roles import ROLES
 from patchloom.recipes.options import Options, check_fields
+from patchloom.text import count
 
 Sources = Mapping[str, str]
 _NOT_SETTINGS = ("name", "summary", "sources", "options")
@@ -127,7 +128,7 @@ class Recipe:
     @property
     def duration(self) -> str:
         """The length of a run in words: "300 epochs", or "5000 steps"."""
-        return f"{self.epochs} epochs" if self.steps is None else f"{self.steps} steps"
+        return count(self.epochs, "epoch") if self.steps is None else count(self.steps, "step")
 
     def replace(self, **changes: Any) -> Recipe:
         """A copy with other values of its own fields or of its options'; an unknown one is refused with the nearest

@@ -16,6 +16,7 @@ from patchloom.devices import Device, device_name
 from patchloom.errors import PatchloomError, StoppedError
 from patchloom.reading import read_json
 from patchloom.runs.config import config_from_settings, settings_of, with_epochs
+from patchloom.tasks.registry import find_task
 from patchloom.tasks.spec import Context, RunConfig
 from patchloom.training.callbacks import Callback
 from patchloom.training.checkpoints import State, read_checkpoint
@@ -113,11 +114,8 @@ def continue_task(run: Run, loop: Loop, settings: Mapping[str, Any], extended: b
         _report_versions(identity["packages"] or {}, console)
         run.settings |= settings
         if processes.gather(_is_finished(run, loop))[0]:  # files may reach the others late
-            more = (
-                f" `patchloom extend {quote(str(run.folder))} --epochs N` adds more epochs."
-                if loop.recipe.steps is None
-                else ""
-            )
+            can_extend = loop.recipe.steps is None and not find_task(run.settings["task"]).from_python
+            more = f" `patchloom extend {quote(str(run.folder))} --epochs N` adds more epochs." if can_extend else ""
             console.say(f"{run.folder} is already finished ({loop.recipe.duration}). Nothing was changed.{more}")
             run.checkpoints.release()
             return run

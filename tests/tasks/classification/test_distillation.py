@@ -173,7 +173,7 @@ def test_a_cache_is_shared_by_what_shows_the_same_images_and_by_nothing_else(tea
 
 
 def test_every_field_of_a_recipe_is_known_to_the_cache() -> None:
-    """A field that changes the images of a step, or the precision of the teacher, belongs to the key; any other would only
+    """A field that changes the images of a step, or what a teacher computes, belongs to the key; any other would only
     lose a cache."""
     of_images = {
         "batch_size", "accumulate", "resolution", "seed", "crop", "crop_scale", "flip", "augmentation", "three_augment",
