@@ -7,7 +7,7 @@ import math
 import pytest
 
 from patchloom.recipes.recipe import Recipe
-from patchloom.training.schedule import learning_rate
+from patchloom.training.schedule import learning_rate, warmup_warning
 
 DEIT = Recipe(name="deit", lr=1e-3, epochs=300, warmup_epochs=5)
 
@@ -67,3 +67,10 @@ def test_inverse_square_root() -> None:
     for step in (100, 400, 900):
         assert learning_rate(recipe, step, 10) == pytest.approx(1e-3 * (100 / step) ** 0.5)
     assert learning_rate(recipe.replace(warmup_steps=0), 0, 10) == 1e-3
+
+
+def test_a_run_that_ends_within_its_warm_up_is_warned_of() -> None:
+    recipe = DEIT.replace(warmup_steps=100)
+    assert warmup_warning(recipe, 101) is None
+    assert warmup_warning(DEIT, 1) is None  # in epochs: shortened like the run
+    assert "the warm-up of 100 steps is as long as the run, 80 steps" in (warmup_warning(recipe, 80) or "")

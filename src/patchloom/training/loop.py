@@ -32,7 +32,7 @@ from patchloom.training.precision import autocast, check_precision
 from patchloom.training.processes import Processes
 from patchloom.training.progress import Progress
 from patchloom.training.run import Run
-from patchloom.training.schedule import learning_rate, total_steps, weight_decay
+from patchloom.training.schedule import learning_rate, total_steps, warmup_warning, weight_decay
 from patchloom.training.sharding import shard_module
 from patchloom.training.state import TrainingState
 from patchloom.training.task import Result, Task
@@ -169,6 +169,8 @@ class Loop:
 
     def _fit(self) -> None:
         self.progress.begin(self.counters.step)
+        if warning := warmup_warning(self.recipe, self.total):
+            self.console.say(warning)
         self.train_mode()
         if self._evaluation_is_due():  # the run was interrupted during evaluation: evaluate again before training on
             self.save(self._evaluate_and_log())

@@ -76,6 +76,16 @@ def learning_rate(recipe: Recipe, step: int, steps_per_epoch: int) -> float:
     return rate.at(epochs, total)
 
 
+def warmup_warning(recipe: Recipe, total: int) -> str | None:
+    """What to know of a run that ends within its warm-up; a run in epochs has a number of steps only with its data."""
+    if not recipe.warmup_steps or recipe.warmup_steps < total:
+        return None
+    return (
+        f"Warning: the warm-up of {recipe.warmup_steps} steps is as long as the run, {total} steps: the learning rate "
+        f"stays below {recipe.lr:.3g}. Set a smaller warmup_steps."
+    )
+
+
 def weight_decay(recipe: Recipe, step: int, total: int) -> float:
     """The weight decay of update `step` where it changes along the run (`weight_decay_end`)."""
     end = recipe.weight_decay if recipe.weight_decay_end is None else recipe.weight_decay_end
