@@ -162,3 +162,8 @@ def test_weight_decay_that_begins_at_zero_still_grows(tmp_path: Path) -> None:
     fitted = loop(tmp_path, weight_decay=0.0, weight_decay_end=0.2)
     fitted.fit()
     assert max(group["weight_decay"] for group in fitted.optimizer.param_groups) > 0.19
+
+
+def test_gradient_checkpointing_is_refused_where_no_module_has_it(tmp_path: Path) -> None:
+    with pytest.raises(PatchloomError, match="gradient_checkpointing=true has no effect: no module of Line"):
+        loop(tmp_path, gradient_checkpointing=True)

@@ -1,2 +1,3 @@
 """Kinds of learning, one folder each: the task of the loop, its options, metrics, report sections and prediction.
-Outside its folder a task is known only to the registry of this package."""
+`training`, `data`, `inference`, `runs` and `cli` reach a task through the registry of this package only; `api`,
+`recipes` and `explaining` may name one."""

@@ -100,6 +100,13 @@ class Loop:
     def _prepare_modules(self) -> None:
         check_task(self.task)
         check_callbacks(self.callbacks)
+        if self.recipe.gradient_checkpointing and not any(
+            hasattr(module, "gradient_checkpointing") for module in self.modules.values()
+        ):
+            raise PatchloomError(
+                f"gradient_checkpointing=true has no effect: no module of {type(self.task).__name__} supports it. "
+                "Leave it out."
+            )
         for name, module in self.modules.items():
             if name not in self.task.trained:
                 module.requires_grad_(False)

@@ -1,2 +1,2 @@
-"""Translation of text: data and vocabulary, batches by tokens, training, decoding, metrics and report. Only the
-registry in `patchloom.tasks` knows this folder."""
+"""Translation of text: data and vocabulary, batches by tokens, training, decoding, metrics and report. Below
+`api`, only the registry in `patchloom.tasks` imports this folder."""
