@@ -168,3 +168,16 @@ def test_a_run_that_was_extended_is_not_taken_for_edited(tmp_path: Path) -> None
     run.settings = {**run.settings, "epochs": 3, "lr": 2.0}
     with pytest.raises(PatchloomError, match=r"lr is 2\.0, was 1\.0"):
         run.check_unedited(before)
+
+
+def test_a_run_is_found_from_what_it_made(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    Run(folder, {"task": "classify"}).create({"data": {}})
+    (folder / "export").mkdir()
+    for place in (folder, folder / "export", folder / "export" / "model.safetensors"):
+        found = Run.of(place)
+        assert found is not None
+        assert found.folder == folder
+    assert Run.of(tmp_path) is None
+    assert Run.of(folder / "a" / "b" / "c") is None

@@ -80,15 +80,14 @@ def find_pictures(given: str | PathLike[str] | None, model: Any = None) -> list[
 
 def _held_out(model: str | PathLike[str]) -> list[Image.Image]:
     """Validation images of the run that a model comes from, if its data is still on this machine."""
-    place = Path(model).resolve()
-    for folder in (place, *place.parents[:2]):  # the run, its export or checkpoints, a file in them
-        with suppress(PatchloomError, OSError, KeyError):
-            run = Run.open(folder)
-            where = run.environment()["data"]["where"]
-            if where == "digits" or Path(where).exists():
-                source = open_source(where, run.settings.get("labels"))
-                items, _ = choose_items(source, None, held_out_by(folder, where))
-                return [source.read(item) for item in spread(items, MANY)]
+    if (run := Run.of(Path(model).resolve())) is None:
+        return []
+    with suppress(PatchloomError, OSError, KeyError):
+        where = run.environment()["data"]["where"]
+        if where == "digits" or Path(where).exists():
+            source = open_source(where, run.settings.get("labels"))
+            items, _ = choose_items(source, None, held_out_by(run.folder, where))
+            return [source.read(item) for item in spread(items, MANY)]
     return []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 
@@ -126,15 +127,12 @@ def held_out_by(model: Model, data: str | PathLike[str]) -> RunSplit | None:
         return None
     if not isinstance(data, str | PathLike):  # a dataset of the user's own
         return None
-    place = Path(model).resolve()
-    for folder in (place, *place.parents[:2]):  # the run, its export or checkpoints, a file in them
-        try:
-            run = Run.open(folder)
-            about, settings = run.environment()["data"], run.settings
-            # Held-out images are names: they mean nothing in other data.
-            same = os.path.realpath(about["where"]) == os.path.realpath(data)
-            held_out = frozenset(about["held_out"]) if same and "held_out" in about else None
-            return RunSplit(settings.get("train_split"), settings.get("test_split"), held_out)
-        except (PatchloomError, OSError, KeyError):
-            continue
+    if (run := Run.of(Path(model).resolve())) is None:
+        return None
+    with suppress(PatchloomError, OSError, KeyError):
+        about, settings = run.environment()["data"], run.settings
+        # Held-out images are names: they mean nothing in other data.
+        same = os.path.realpath(about["where"]) == os.path.realpath(data)
+        held_out = frozenset(about["held_out"]) if same and "held_out" in about else None
+        return RunSplit(settings.get("train_split"), settings.get("test_split"), held_out)
     return None

@@ -10,7 +10,7 @@ from typing import Any
 from patchloom.errors import PatchloomError
 from patchloom.reading import read_json
 from patchloom.tasks.registry import default_task, find_task, task_specs
-from patchloom.training.run import Run
+from patchloom.training.run import Run, folders_of
 from patchloom.weights.files import metadata_of
 
 
@@ -21,7 +21,7 @@ def task_of(model: Any) -> str:
         if place.suffix == ".safetensors" and (label := _label_of(place)):
             return find_task(label).name
         # A file in export/ or checkpoints/ has its run two levels above.
-        for folder in (place, *place.parents[:2]) if place.exists() else ():  # not for published names
+        for folder in folders_of(place) if place.exists() else ():  # not for published names
             if label := _label_in(folder):
                 return find_task(label).name
     kind = getattr(getattr(model, "config", None), "kind", None)

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -72,6 +72,14 @@ class Run:
         if not path.exists():
             raise PatchloomError(f"{folder} holds no run: there is no recipe.yaml in it.")
         return cls(folder, read_settings(path))
+
+    @classmethod
+    def of(cls, place: Path) -> Run | None:
+        """The run that made what is at `place`: a run folder, its export or checkpoints, or a file in one of them."""
+        for folder in folders_of(place):
+            with suppress(PatchloomError, OSError):
+                return cls.open(folder)
+        return None
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -187,6 +195,11 @@ class Run:
             except (ValueError, KeyError, AttributeError, TypeError) as error:
                 raise PatchloomError(f"{path} is damaged: line {i} is not a record.") from error
         return list(last.values())
+
+
+def folders_of(place: Path) -> tuple[Path, ...]:
+    """Where the run may be that a run folder, an export, a checkpoint or a file in one of them belongs to."""
+    return (place, *place.parents[:2])
 
 
 def _lock(handle: int) -> bool:
