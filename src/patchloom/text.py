@@ -1,4 +1,4 @@
-"""Words for messages: plurals and shortened lists. Imports nothing of the package."""
+"""Words for messages: plurals, shortened lists and descriptions of values. Imports nothing of the package."""
 
 from __future__ import annotations
 
@@ -13,3 +13,13 @@ def count(number: int, one: str, many: str | None = None) -> str:
 def some(names: Sequence[str], most: int = 8) -> str:
     """The first `most` names, as the end of a sentence."""
     return ", ".join(names[:most]) + (", ..." if names[most:] else ".")
+
+
+def describe(value: object) -> str:
+    """A value by its type: "a float32 tensor of shape (4, 8)", "a list of 3 values", "NoneType"."""
+    if (shape := getattr(value, "shape", None)) is not None:
+        dtype = str(getattr(value, "dtype", "")).removeprefix("torch.")
+        return f"a {dtype} tensor of shape {tuple(shape)}"
+    if isinstance(value, list | tuple):
+        return f"a {type(value).__name__} of {count(len(value), 'value')}"
+    return type(value).__name__
