@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 
 EXIT_CODES = {
@@ -35,6 +36,26 @@ class InterruptedWork(PatchloomError):
     """A signal ended the work, with everything saved. Exit code 3."""
 
     exit_code = 3
+
+
+@contextmanager
+def errors_in(part: str) -> Iterator[None]:
+    """Raise an exception of the user's own code as a PatchloomError that names this part of it.
+
+    The exception is its cause, so its traceback is shown in Python. Too little memory stays an error of its own: it is
+    not a fault of the code.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, PatchloomError) or is_out_of_memory(error):
+            raise
+        raise PatchloomError(f"{part} raised {type(error).__name__}: {error}") from error
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether memory ran out; torch raises a RuntimeError that says so, of a type of its own on a GPU."""
+    return isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

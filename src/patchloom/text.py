@@ -1,4 +1,5 @@
-"""Words for messages (plurals, shortened lists) and values for JSON. Imports nothing of the package."""
+"""Words for messages (plurals, shortened lists, descriptions of values) and values for JSON. Imports nothing of the
+package."""
 
 from __future__ import annotations
 
@@ -28,3 +29,13 @@ def without_nan(value: Any) -> Any:
     if isinstance(value, Real) and not isinstance(value, int):
         return float(value) if math.isfinite(value) else None
     return value
+
+
+def describe(value: object) -> str:
+    """A value by its type: "a float32 tensor of shape (4, 8)", "a list of 3 values", "NoneType"."""
+    if (shape := getattr(value, "shape", None)) is not None:
+        dtype = str(getattr(value, "dtype", "")).removeprefix("torch.")
+        return f"a {dtype} tensor of shape {tuple(shape)}"
+    if isinstance(value, list | tuple):
+        return f"a {type(value).__name__} of {count(len(value), 'value')}"
+    return type(value).__name__

@@ -14,7 +14,7 @@ from typing import NoReturn
 from patchloom import __version__, temporary
 from patchloom.cli import bench, data, evaluate, explain, export, models, recipes, runs, search, serve, train
 from patchloom.cli.output import is_main_process
-from patchloom.errors import EXIT_CODES, InterruptedWork, PatchloomError
+from patchloom.errors import EXIT_CODES, InterruptedWork, PatchloomError, is_out_of_memory
 from patchloom.terminal import print_lines, printable
 
 _COMMANDS = (models, recipes, train, runs, evaluate, explain, search, export, serve, data, bench)
@@ -55,15 +55,10 @@ def main(words: Sequence[str] | None = None) -> None:
         print_lines(f"patchloom: {error}", file=sys.stderr)
         sys.exit(1)
     except (MemoryError, RuntimeError) as error:
-        if options.debug or not _out_of_memory(error):
+        if options.debug or not is_out_of_memory(error):
             raise
         print("patchloom: There is not enough memory: choose a smaller batch, image or network.", file=sys.stderr)
         sys.exit(2)
-
-
-def _out_of_memory(error: Exception) -> bool:
-    """torch raises a RuntimeError that says so, of a kind of its own on a GPU."""
-    return isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from patchloom.data.images import Picture, as_image, as_picture
 from patchloom.data.randomness import seeded_globals
 from patchloom.data.sources import Item, Source
 from patchloom.data.transforms import Size
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, errors_in
 from patchloom.models.class_names import check_distinct
 
 
@@ -97,7 +97,8 @@ def _targets(dataset: Any, where: str, targets: str) -> list[int | None]:
 
 def _entry(dataset: Any, index: int) -> tuple[Any, Any]:
     """Image and target, which is None where the dataset gives images alone."""
-    entry = dataset[index]
+    with errors_in(f"Entry {index} of the dataset {type(dataset).__name__}"):
+        entry = dataset[index]
     if not isinstance(entry, (tuple, list)):
         return entry, None
     if len(entry) != 2:
@@ -147,7 +148,7 @@ class OwnAugment:
         if isinstance(picture, Tensor):
             return picture
         # Augmentations of other libraries draw from global generators, and would otherwise differ from run to run.
-        with seeded_globals(seed):
+        with seeded_globals(seed), errors_in("The augmentation"):
             made = self.function(as_image(picture))
         # as_picture would take a text for the path of an image.
         if isinstance(made, str):

@@ -182,4 +182,6 @@ def _describe(hint: Any) -> str:
         return "one of " + ", ".join(repr(word) for word in get_args(hint))
     if origin in (Union, types.UnionType):
         return " or ".join(_describe(choice) for choice in get_args(hint))
-    return {int: "a whole number", float: "a number", bool: "True or False", type(None): "None"}.get(hint, str(hint))
+    return {int: "a whole number", float: "a number", bool: "True or False", str: "a string", type(None): "None"}.get(
+        hint, str(hint)
+    )

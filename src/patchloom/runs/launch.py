@@ -152,6 +152,8 @@ def _extended(config: RunConfig, more: int, console: Console) -> RunConfig:
 
 def check_free(place: str | PathLike[str]) -> None:
     """Refuse a folder that holds a run or cannot be written to; called before any long work."""
+    if not isinstance(place, str | PathLike):
+        raise PatchloomError(f"out is the path of a folder for the run, not {type(place).__name__}.")
     if not os.fspath(place):
         raise PatchloomError("--out is empty. Give the name of a folder for the run.")
     out = Path(place)

@@ -66,6 +66,8 @@ def resolve_recipe(recipe: str | Recipe, changes: Mapping[str, Any]) -> Recipe:
 
 def earlier_environment(out: str | PathLike[str]) -> dict[str, Any] | None:
     """environment.json of a run that is in the folder already."""
+    if not isinstance(out, str | PathLike):
+        raise PatchloomError(f"out is the path of a folder for the run, not {type(out).__name__}.")
     return Run.open(Path(out)).environment() if (Path(out) / "recipe.yaml").exists() else None
 
 

@@ -283,3 +283,11 @@ def parse_interval(name: str, text: str) -> tuple[str, float]:
     if number != int(number):
         raise PatchloomError(f"{name} is a whole number of steps or epochs, not {text!r}.")
     return ("epochs" if unit.startswith("epoch") else "steps"), number
+
+
+def steps_of_interval(name: str, text: str, steps_per_epoch: int) -> int:
+    """The number of steps of "500" or "1 epoch", the value of the setting `name`, which cannot be a time."""
+    unit, number = parse_interval(name, text)
+    if unit == "seconds":
+        raise PatchloomError(f"{name} is a number of epochs (1 epoch) or steps (500), not {text!r}.")
+    return int(number) * (steps_per_epoch if unit == "epochs" else 1)

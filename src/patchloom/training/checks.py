@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from patchloom.errors import PatchloomError
 from patchloom.recipes.recipe import Recipe
+from patchloom.text import describe
 from patchloom.training.callbacks import Callback
 from patchloom.training.processes import Processes
 from patchloom.training.state import RESERVED
 from patchloom.training.task import Task
+
+
+def check_setup(task: Task, recipe: Recipe, callbacks: Sequence[Callback]) -> None:
+    """Refuse a task, callbacks or settings of the recipe that the loop cannot work with."""
+    check_task(task)
+    check_callbacks(callbacks)
+    check_parameters(task)
+    supported = any(hasattr(module, "gradient_checkpointing") for module in task.modules.values())
+    if recipe.gradient_checkpointing and not supported:
+        raise PatchloomError(
+            f"gradient_checkpointing=true has no effect: no module of {type(task).__name__} supports it. Leave it out."
+        )
 
 
 def check_task(task: Task) -> None:
@@ -20,11 +36,19 @@ def check_task(task: Task) -> None:
     Called before anything is moved, wrapped or copied, so that the message names the attribute, not a line in torch.
     """
     name = type(task).__name__
+    for member in ("modules", "steps_per_epoch"):
+        if not hasattr(task, member):
+            raise PatchloomError(f"The task {name} does not set {member}: set self.{member} in its __init__.")
+    for method in ("batches", "losses", "evaluate"):
+        if getattr(type(task), method) is getattr(Task, method):
+            raise PatchloomError(f"The task {name} does not define the method {method}, which every task needs.")
     if not isinstance(task.modules, nn.ModuleDict) or not task.modules:
         raise PatchloomError(f"modules of the task {name} must be a non-empty torch.nn.ModuleDict.")
     if taken := set(RESERVED) & set(task.modules):
         raise PatchloomError(f"Modules of the task {name} cannot be called {', '.join(sorted(taken))}.")
     for what, names in (("trained", task.trained), ("averaged", task.averaged)):
+        if isinstance(names, str):
+            raise PatchloomError(f"{what} of the task {name} is a tuple of names, ({names!r},), not {names!r} alone.")
         if unknown := set(names) - set(task.modules):
             raise PatchloomError(f"{what} of the task {name} names {', '.join(sorted(unknown))}, not among modules.")
     if not isinstance(task.steps_per_epoch, int) or task.steps_per_epoch < 1:
@@ -34,8 +58,62 @@ def check_task(task: Task) -> None:
         )
 
 
+def check_parameters(task: Task) -> None:
+    """Refuse modules without anything to train, or whose parameters have no values yet."""
+    parameters = [parameter for name in task.trained for parameter in task.modules[name].parameters()]
+    if any(is_lazy(parameter) or parameter.is_meta for parameter in parameters):
+        raise PatchloomError(
+            "The model has parameters without values (lazy modules, or the device meta): initialise them first, lazy "
+            "ones by calling the model once."
+        )
+    if not any(parameter.requires_grad for parameter in parameters):
+        raise PatchloomError("The model has nothing to train: none of its parameters has requires_grad=True.")
+
+
+def check_metrics(task: Task, metrics: Any) -> dict[str, Any]:
+    """What `Task.evaluate` returned, if log.jsonl can hold it and the metric of the task is among it.
+
+    Without held-out samples it may be empty: then the newest checkpoint counts as the best.
+    """
+    name = type(task).__name__
+    if not isinstance(metrics, dict):
+        raise PatchloomError(f"evaluate of the task {name} returns {describe(metrics)}; it must return a dict.")
+    try:
+        json.dumps(metrics)
+    except (TypeError, ValueError) as error:
+        raise PatchloomError(
+            f"evaluate of the task {name} returns a value that JSON cannot hold ({error}): return Python numbers, as "
+            "float(tensor) gives them."
+        ) from error
+    numbers = [key for key, value in metrics.items() if isinstance(value, int | float)]
+    if numbers and task.metric is not None and task.metric.name not in numbers:
+        raise PatchloomError(
+            f"The metric {task.metric.name!r} of the task {name} is not among the numbers that evaluate returns: "
+            f"{', '.join(map(str, numbers))}."
+        )
+    return metrics
+
+
+def check_losses(task: Task, losses: Any) -> dict[str, Tensor]:
+    """What `Task.losses` returned, if it is a dict of tensors with gradients."""
+    name = type(task).__name__
+    if not isinstance(losses, dict) or not losses:
+        raise PatchloomError(f"losses of the task {name} returns {describe(losses)}; it must return a dict of tensors.")
+    for key, value in losses.items():
+        if not isinstance(key, str) or not isinstance(value, Tensor):
+            raise PatchloomError(f"losses of the task {name} has {describe(value)} under {key!r}; it must be a tensor.")
+    if not any(value.requires_grad for value in losses.values()):
+        raise PatchloomError(
+            "The loss does not depend on the trained parameters, so it has no gradient: it is computed without one "
+            "(detach, argmax, no_grad)."
+        )
+    return losses
+
+
 def check_callbacks(callbacks: Sequence[Callback]) -> None:
     """Refuse anything but callbacks."""
+    if not isinstance(callbacks, list | tuple):
+        raise PatchloomError(f"callbacks is a list of patchloom.Callback objects, not {describe(callbacks)}.")
     for callback in callbacks:
         if not isinstance(callback, Callback):
             raise PatchloomError(f"A callback must be a patchloom.Callback, not {type(callback).__name__}.")

@@ -8,7 +8,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from typing import Any, NoReturn
 
@@ -21,11 +21,12 @@ from patchloom.data.randomness import seed_of
 from patchloom.devices import to_device
 from patchloom.errors import InterruptedWork, PatchloomError, StoppedError
 from patchloom.recipes.recipe import Recipe
+from patchloom.text import describe
 from patchloom.training.averaging import Average
 from patchloom.training.batchnorm import norm_statistics, synchronise
 from patchloom.training.callbacks import Callback
-from patchloom.training.checkpoints import State, parse_interval
-from patchloom.training.checks import check_callbacks, check_equal_states, check_task
+from patchloom.training.checkpoints import State, parse_interval, steps_of_interval
+from patchloom.training.checks import check_equal_states, check_losses, check_metrics, check_setup
 from patchloom.training.counters import Counters
 from patchloom.training.optimizers import make_optimizer
 from patchloom.training.precision import autocast, check_precision
@@ -75,6 +76,7 @@ class Loop:
         self.task, self.recipe, self.run, self.processes, self.console = task, recipe, run, processes, console
         self.callbacks = callbacks
         check_precision(recipe.precision, processes.device)
+        check_setup(task, recipe, callbacks)
         task.to(processes.device)
         self.modules = task.modules
         self._prepare_modules()
@@ -91,22 +93,13 @@ class Loop:
         self.counters = Counters()
         self.total = total_steps(recipe, task.steps_per_epoch)
         self.checkpoint_interval = parse_interval("checkpoint_every", recipe.checkpoint_every)
-        self.evaluation_interval = self._steps_between_evaluations()
+        self.evaluation_interval = steps_of_interval("eval_every", recipe.eval_every, task.steps_per_epoch)
         self.progress = Progress(task, recipe, self.total, console)
         self._signal: str | None = None
         self._saved_at = time.monotonic()
         self._start_of_saving = processes.count > 1
 
     def _prepare_modules(self) -> None:
-        check_task(self.task)
-        check_callbacks(self.callbacks)
-        if self.recipe.gradient_checkpointing and not any(
-            hasattr(module, "gradient_checkpointing") for module in self.modules.values()
-        ):
-            raise PatchloomError(
-                f"gradient_checkpointing=true has no effect: no module of {type(self.task).__name__} supports it. "
-                "Leave it out."
-            )
         for name, module in self.modules.items():
             if name not in self.task.trained:
                 module.requires_grad_(False)
@@ -133,14 +126,6 @@ class Loop:
             return engine
         # buffers: statistics are averaged after every step, and memories may differ from process to process
         return DistributedDataParallel(engine, broadcast_buffers=False)
-
-    def _steps_between_evaluations(self) -> int:
-        unit, number = parse_interval("eval_every", self.recipe.eval_every)
-        if unit == "seconds":
-            raise PatchloomError(
-                f"eval_every is a number of epochs (1 epoch) or steps (500), not {self.recipe.eval_every!r}."
-            )
-        return int(number) * (self.task.steps_per_epoch if unit == "epochs" else 1)
 
     # The state
 
@@ -204,7 +189,13 @@ class Loop:
 
     def _batches(self) -> Iterator[Any]:
         """The remaining batches. If one cannot be read, a single process saves a checkpoint and stops."""
-        with closing(self.task.batches(self.progress.start, self.total)) as batches:
+        made = self.task.batches(self.progress.start, self.total)
+        if not isinstance(made, Generator):
+            raise PatchloomError(
+                f"batches of the task {type(self.task).__name__} returns {describe(made)}; it must be a generator: a "
+                "function that yields one batch per step."
+            )
+        with closing(made) as batches:
             while self.counters.step < self.total:
                 try:
                     batch = next(batches)
@@ -319,9 +310,7 @@ class Loop:
             moved = to_device(part, self.processes.device)
             with self._gradients_stay(i < len(parts) - 1):
                 with autocast(self.recipe.precision, self.processes.device):
-                    losses = self.engine(moved, step, i)
-                if not isinstance(losses, dict) or not losses:
-                    raise PatchloomError(f"losses of {type(self.task).__name__} gives a dict of named tensors.")
+                    losses = check_losses(self.task, self.engine(moved, step, i))
                 values = torch.stack([value.sum() for value in losses.values()])
                 loss = values.sum()
                 self.scaler.scale(loss * share).backward()
@@ -398,7 +387,7 @@ class Loop:
         for name in self.task.trained:
             modules[name].eval()
         try:
-            return self.task.evaluate(modules, stop_if_asked)
+            return check_metrics(self.task, self.task.evaluate(modules, stop_if_asked))
         except _StopAsked:
             self._interrupt()
         except StoppedError:

@@ -7,13 +7,14 @@ A task owns meaning: modules, batches, losses, evaluation, what is exported and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from patchloom.errors import PatchloomError
 from patchloom.training.export import export_modules
 from patchloom.training.processes import Processes
 from patchloom.training.run import Run
@@ -136,10 +137,26 @@ class Task:
 
 
 def first_tensor(batch: Any) -> Tensor:
-    """The first tensor in a nesting of tuples, lists and dictionaries."""
-    while not isinstance(batch, Tensor):
-        batch = next(iter(batch.values() if isinstance(batch, Mapping) else batch))
-    return batch
+    """The first tensor in a nesting of tuples, lists and dictionaries; its first dimension counts the samples.
+
+    Raises:
+        PatchloomError: There is not one, or it is a single number.
+    """
+    found = next(_tensors(batch), None)
+    if found is None or not found.ndim:
+        raise PatchloomError(
+            "The samples of a batch cannot be counted: its first tensor needs a first dimension with one entry per "
+            "sample. A task of your own can define weight(batch)."
+        )
+    return found
+
+
+def _tensors(batch: Any) -> Iterator[Tensor]:
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, Mapping | tuple | list):
+        for part in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from _tensors(part)
 
 
 def split(batch: Any, parts: int) -> list[Any]:

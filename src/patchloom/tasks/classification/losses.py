@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional as F
 
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, errors_in
 from patchloom.recipes.recipe import Recipe
-from patchloom.training.task import first_tensor
+from patchloom.text import describe
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
@@ -45,14 +45,16 @@ def recipe_loss(recipe: Recipe, logits: Tensor, targets: Tensor) -> Tensor:
 Loss = Callable[[Any, Any], Tensor]  # (outputs, targets) -> the mean over the batch, or one value per sample (B,)
 
 
-def summed_loss(loss: Loss | None, outputs: Any, targets: Any) -> Tensor:
+def summed_loss(loss: Loss | None, outputs: Any, targets: Any, samples: int) -> Tensor:
     """A user's own loss as the loop takes it: one value per sample (B,), or a mean times the number of samples."""
     assert loss is not None
-    value = loss(outputs, targets)
-    if not isinstance(value, Tensor) or value.ndim > 1:
+    with errors_in(f"The loss, called with outputs {describe(outputs)} and targets {describe(targets)},"):
+        value = loss(outputs, targets)
+    if not isinstance(value, Tensor) or value.shape not in {(), (samples,)}:
         found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise PatchloomError(
-            f"The loss gives {found}; it gives a tensor, one value for the batch (its mean) or one per sample."
+            f"The loss returns {found}; it must return a tensor with one value for the batch (its mean), or with one "
+            f"per sample, of shape ({samples},)."
         )
     # The loop divides sums by the number of samples, so a mean becomes a sum here.
-    return value * len(first_tensor(targets)) if value.ndim == 0 else value
+    return value * samples if value.ndim == 0 else value

@@ -101,7 +101,7 @@ class Classification(Task):
         images, labels = batch
         outputs = self.network(to_input(images, self.network.preprocessing))
         logits = outputs[0] if isinstance(outputs, tuple) else outputs
-        return summed_loss(self.loss, logits, labels)
+        return summed_loss(self.loss, logits, labels, len(labels))
 
     def evaluate(self, modules: nn.ModuleDict, after_batch: Callable[[], None]) -> dict[str, Any]:
         """Metrics of `Scores.metrics` on the held-out images, and branch norms where the recipe logs them."""

@@ -20,7 +20,7 @@ from patchloom.data.own import OwnAugment, is_dataset
 from patchloom.data.sources import Source
 from patchloom.data.splits import Splits, split_source
 from patchloom.data.transforms import Augment
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, errors_in
 from patchloom.models.network import Network
 from patchloom.models.preprocessing import Preprocessing, default_preprocessing
 from patchloom.recipes.cited import cite
@@ -68,10 +68,17 @@ class OwnRun:
                     f"{name} is {'a folder, a file, another source, or ' * (name == 'data')}a dataset with __len__ and "
                     f"__getitem__, not {type(part).__name__}."
                 )
-            if is_dataset(part) and not len(part):
+            with errors_in(f"len({name})"):
+                empty = is_dataset(part) and not len(part)
+            if empty:
                 raise PatchloomError(f"{name}, {type(part).__name__}, is empty.")
         if self.validation is not None and not is_dataset(self.data):
             raise PatchloomError("validation goes with a dataset of your own; other data has splits: test_split=...")
+        if is_dataset(self.data) and (self.labels, self.splits.train, self.splits.test) != (None, None, None):
+            raise PatchloomError(
+                "labels, train_split and test_split have no effect with a dataset of your own: pass validation=DATASET "
+                "or hold_out=FRACTION."
+            )
         if isinstance(self.model, nn.Module) and self.model_options:
             raise PatchloomError("model_options are for models by name; build your own module as you need it.")
 

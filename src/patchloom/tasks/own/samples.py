@@ -14,7 +14,7 @@ from patchloom.data.order import Key
 from patchloom.data.randomness import sample_seed
 from patchloom.data.sources import Item, Source
 from patchloom.data.transforms import Augmentation
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, errors_in
 from patchloom.models.preprocessing import Preprocessing
 
 
@@ -60,7 +60,9 @@ class OwnSamples(Dataset[tuple[Any, Any]]):
         place, epoch, repeat = key
         # `place` counts the training samples, `index` the entries of the whole dataset.
         index = self.indices[place]
-        value, target = _pair(self.dataset[index], index)
+        with errors_in(f"Entry {index} of the dataset"):
+            entry = self.dataset[index]
+        value, target = _pair(entry, index)
         picture = value if isinstance(value, Tensor) else as_picture(value)
         # A tensor is the user's own input, such as a spectrogram: it is neither cropped nor normalised.
         if isinstance(picture, Tensor):

@@ -13,15 +13,17 @@ from patchloom.data.images import to_input
 from patchloom.data.order import Key, Order, Steps
 from patchloom.data.workers import Batches, load_batches
 from patchloom.devices import pins_memory, to_device
+from patchloom.errors import errors_in
 from patchloom.models.preprocessing import Preprocessing
 from patchloom.recipes.recipe import Recipe
 from patchloom.tasks.classification.losses import Loss, summed_loss
 from patchloom.tasks.own.config import OwnConfig
 from patchloom.tasks.own.samples import OwnSamples
 from patchloom.tasks.spec import Context
+from patchloom.text import describe
 from patchloom.training.checks import check_batch
 from patchloom.training.run import Run
-from patchloom.training.task import Metric, Result, Task, first_tensor
+from patchloom.training.task import Metric, Result, Task
 
 MODEL = "model"
 
@@ -64,12 +66,13 @@ class Supervised(Task):
 
     def losses(self, batch: Any, step: int, part: int) -> dict[str, Tensor]:  # noqa: ARG002 - nothing is drawn here
         outputs = self._forward(self.modules[MODEL], batch[0])
-        return {"loss": summed_loss(self.loss, outputs, batch[1])}
+        return {"loss": summed_loss(self.loss, outputs, batch[1], int(self.weight(batch)))}
 
     def _forward(self, model: nn.Module, inputs: Any) -> Any:
         if isinstance(inputs, Tensor) and inputs.dtype == torch.uint8:  # images (B, height, width, 3)
             inputs = to_input(inputs, self.preprocessing)
-        return model(inputs)
+        with errors_in(f"The model, called with {describe(inputs)},"):
+            return model(inputs)
 
     @torch.no_grad()
     def evaluate(self, modules: nn.ModuleDict, after_batch: Callable[[], None]) -> dict[str, Any]:
@@ -100,10 +103,11 @@ class Supervised(Task):
         with closing(self._load(self.held_out, padded)) as batches:
             for i, batch in enumerate(batches):
                 inputs, targets = to_device(batch, self.processes.device)
+                samples = len(inputs)
                 outputs = self._forward(model, inputs)
                 if i < mine:
-                    loss += float(summed_loss(self.loss, outputs, targets).sum())
-                    count += len(first_tensor(targets))
+                    loss += float(summed_loss(self.loss, outputs, targets, samples).sum())
+                    count += samples
                     classes = classes and _are_classes(outputs, targets)
                     right += int((outputs.argmax(dim=1) == targets).sum()) if classes else 0
                 after_batch()
