@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import stat
@@ -19,6 +20,7 @@ _KINDS = {
     stat.S_IFDIR: "a folder",
 }
 _LEAST = 1 << 16  # bytes; some files of /proc have more than the 0 that they state
+_PIECE = 1 << 20  # bytes
 _MOST_JSON = 1 << 30  # bytes; iNaturalist's annotations have 600 MB
 
 
@@ -47,6 +49,15 @@ def _check_kind(status: os.stat_result, most: int) -> None:
         raise OSError(errno.EINVAL, f"it is {kind}, not a regular file")
     if status.st_size > most:
         raise OSError(errno.EFBIG, f"it has {status.st_size:,} bytes, more than the limit of {most:,}")
+
+
+def file_digest(path: str | PathLike[str]) -> str:
+    """SHA-256 of a file, read in pieces of a megabyte."""
+    whole = hashlib.sha256()
+    with open(path, "rb") as file:
+        while piece := file.read(_PIECE):
+            whole.update(piece)
+    return whole.hexdigest()
 
 
 def read_json(path: str | PathLike[str]) -> Any:

@@ -51,6 +51,15 @@ def write_text(path: Path, text: str) -> None:
         beside.unlink(missing_ok=True)
 
 
+def sync(path: Path) -> None:
+    """Flush a file, or the names in a folder, to disk, so that they survive a power failure."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def sweep(folder: Path, names: str) -> None:
     """Remove what killed processes of this machine left of files whose names match the expression `names`."""
     for left in folder.glob(".*") if folder.is_dir() else ():

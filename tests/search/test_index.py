@@ -203,7 +203,7 @@ def test_bad_input_is_refused_and_changes_nothing(world: World, index: Path, tmp
         (lambda: opened.query(tmp_path / "words.jpg"), "words.jpg"),
         (lambda: opened.query(tmp_path / "absent.jpg"), "absent.jpg"),
         (lambda: opened.query(good, 0), "at least 1"),
-        (lambda: opened.query([]), "no image"),
+        (lambda: opened.query([]), "No image was given"),
         (lambda: opened.classify(good, "colour"), r"colour.*fine, coarse"),
         (lambda: opened.classify(good, "fine", 71), "between 1 and 70"),
         (lambda: opened.add([good, tmp_path / "words.jpg"]), "words.jpg"),

@@ -30,6 +30,8 @@ from patchloom.search.columns import labels_of, open_labelled
 from patchloom.search.conditions import classifies, softmax_of
 from patchloom.search.evaluation import sides
 from patchloom.search.weights import open_weights
+from patchloom.temporary import write_text
+from patchloom.text import without_nan
 
 SPLITS = 10  # random halvings of every class (Table 2.1)
 SHOWN = 500  # images in the t-SNE plot
@@ -155,7 +157,7 @@ def _percent(mean: float, std: float) -> str:
 def write_analyses(found: Mapping[str, Any], folder: Path) -> list[Path]:
     """Write analyses.json, the curves of PCA energy, and the t-SNE plots: a row per run, a column per level."""
     paths = [folder / name for name in ("analyses.json", "pca.png", "tsne.png")]
-    paths[0].write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    write_text(paths[0], json.dumps(without_nan(found), indent=1) + "\n")
     figure = new_figure(6, 4)
     axes = figure.subplots()
     for run, one in found["runs"].items():

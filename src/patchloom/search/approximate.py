@@ -12,7 +12,7 @@ import torch
 from patchloom.errors import PatchloomError
 from patchloom.inference.neighbours import Nearest, nearest
 from patchloom.install import install_hint
-from patchloom.search.storage import sync
+from patchloom.temporary import sync
 
 KINDS = ("exact", "hnsw", "ivf")
 RECALL_OF = 10  # neighbours whose recall is measured

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from patchloom import temporary
 from patchloom.console import Console
 from patchloom.data.scan import report_skipped
 from patchloom.data.sources import FileSource, Item, Source, bytes_of
@@ -35,7 +36,6 @@ from patchloom.search.storage import (
     is_index,
     locked,
     read_header,
-    sync,
     write_header,
     write_items,
     write_vectors,
@@ -92,7 +92,7 @@ def build(
         build.embed(fuse(network), batch, workers)
         header = build.finish()
         os.replace(work, out)
-        sync(out.parent)
+        temporary.sync(out.parent)
         for name in ("plan.json", "progress.json"):
             (out / name).unlink(missing_ok=True)
     out.with_name(f".{out.name}.lock").unlink(missing_ok=True)
@@ -161,7 +161,7 @@ class _Build:
             return
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir()
-        _write_json(plan, self.plan)
+        temporary.write_text(plan, json.dumps(self.plan))
 
     def embed(self, network: Any, batch: int, workers: int) -> None:
         """Embed what is not embedded yet, and record the progress every few batches."""
@@ -181,7 +181,8 @@ class _Build:
             self.console.progress(f"embedding: {len(self.digests)} of {total} images")
             if rows is not None and (number % _FLUSH == 0 or len(self.digests) == total):
                 rows.flush()
-                _write_json(self.folder / "progress.json", {"digests": self.digests, "unreadable": self.unreadable})
+                progress = {"digests": self.digests, "unreadable": self.unreadable}
+                temporary.write_text(self.folder / "progress.json", json.dumps(progress))
         if len(self.unreadable) == total:
             raise PatchloomError(
                 f"No image of {self.source.where} can be read: {next(iter(self.unreadable.values()))}."
@@ -238,11 +239,3 @@ def read_approximate(folder: Path, header: Header) -> Approximate | None:
     if header.kind == "exact":
         return None
     return Approximate.read(file_of(folder, header, "neighbours"), header.approximate)
-
-
-def _write_json(path: Path, value: Any) -> None:
-    """Written aside and renamed, so that it is whole or absent."""
-    aside = path.with_suffix(".tmp")
-    aside.write_text(json.dumps(value), encoding="utf-8")
-    sync(aside)
-    os.replace(aside, path)

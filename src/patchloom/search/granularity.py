@@ -14,6 +14,8 @@ from patchloom.plots import new_figure, save_figure
 from patchloom.search.columns import Labels, column_list
 from patchloom.search.evaluation import evaluate_search
 from patchloom.search.weights import open_weights
+from patchloom.temporary import write_text
+from patchloom.text import without_nan
 from patchloom.training.run import Run
 
 METRICS = {"knn": "kNN accuracy", "map": "mAP"}
@@ -88,7 +90,7 @@ def table_rows(found: Mapping[str, Any]) -> list[list[str]]:
 def write_matrix(found: Mapping[str, Any], folder: Path) -> list[Path]:
     """Write matrix.json and a heat map of both metrics."""
     figure_path, json_path = folder / "matrix.png", folder / "matrix.json"
-    json_path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    write_text(json_path, json.dumps(without_nan(found), indent=1) + "\n")
     columns, rows, _ = matrix(found, "map")
     figure = new_figure(2.6 + 1.6 * len(columns), 2.2 + 0.9 * len(rows))
     for axes, (metric, title) in zip(figure.subplots(1, 2), METRICS.items(), strict=True):

@@ -22,12 +22,11 @@ import numpy as np
 
 from patchloom import temporary
 from patchloom.errors import PatchloomError
-from patchloom.reading import read_json
+from patchloom.reading import file_digest, read_json
 
 FORMAT = "patchloom index"
 VERSION = 1
 HEADER = "index.json"
-_BLOCK = 1 << 22  # bytes read at a time
 
 
 @dataclass(frozen=True)
@@ -159,7 +158,7 @@ def check_file(folder: Path, entry: Mapping[str, Any]) -> None:
     size = os.stat(path).st_size
     if size != entry["bytes"]:
         raise _damaged(folder, f"{path.name} has {size:,} bytes instead of {entry['bytes']:,}")
-    if _sha256(path) != entry["sha256"]:
+    if file_digest(path) != entry["sha256"]:
         raise _damaged(folder, f"the content of {path.name} was changed")
 
 
@@ -176,7 +175,7 @@ def write_vectors(path: Path, parts: Iterator[np.ndarray], count: int, dim: int)
         start += len(part)
     assert start == count
     target.flush()
-    sync(path)
+    temporary.sync(path)
 
 
 def write_items(path: Path, contents: Contents) -> None:
@@ -185,23 +184,19 @@ def write_items(path: Path, contents: Contents) -> None:
         for name, column in contents.columns.items()
     }
     text = json.dumps({"keys": contents.keys, "digests": contents.digests, "columns": columns})
-    path.write_text(text, encoding="utf-8")
-    sync(path)
+    temporary.write_text(path, text)
 
 
 def write_header(folder: Path, header: Header, roles: Mapping[str, str]) -> Header:
     """Replace index.json, which makes the files of `roles` (role -> name) the index; sweep those of earlier ones."""
     files = {
-        role: {"name": name, "bytes": (folder / name).stat().st_size, "sha256": _sha256(folder / name)}
+        role: {"name": name, "bytes": (folder / name).stat().st_size, "sha256": file_digest(folder / name)}
         for role, name in roles.items()
     }
     header = dataclasses.replace(header, files=files)
     about = header.to_json()
-    aside = temporary.own_name(folder / HEADER)
-    aside.write_text(json.dumps({**about, "digest": _digest_of(about)}, indent=1) + "\n", encoding="utf-8")
-    sync(aside)
-    os.replace(aside, folder / HEADER)
-    sync(folder)
+    temporary.write_text(folder / HEADER, json.dumps({**about, "digest": _digest_of(about)}, indent=1) + "\n")
+    temporary.sync(folder)
     sweep(folder, header)
     return header
 
@@ -213,15 +208,6 @@ def sweep(folder: Path, header: Header) -> None:
         if path.name not in kept and path.name.startswith(("vectors-", "items-", "neighbours-", f".{HEADER}.")):
             with suppress(OSError):
                 path.unlink()
-
-
-def sync(path: Path) -> None:
-    """Wait until a file or folder is on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 @contextmanager
@@ -239,14 +225,6 @@ def locked(path: Path, what: str) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _digest_of(about: Mapping[str, Any]) -> str:

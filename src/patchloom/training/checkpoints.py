@@ -25,9 +25,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from patchloom.errors import PatchloomError, StoppedError
+from patchloom.temporary import sync
 from patchloom.training.sharding import is_sharded
 from patchloom.weights.files import CHECKPOINT_KEY, digest, kept_checkpoints, write_tensors
-from patchloom.weights.shards import SUFFIX, begin_shards, check_shards, read_shards, seal_shards, sync
+from patchloom.weights.shards import SUFFIX, begin_shards, check_shards, read_shards, seal_shards
 
 _TEMPORARY = re.compile(rf"tmp-(\d+|best)(\.safetensors|{re.escape(SUFFIX)})")
 

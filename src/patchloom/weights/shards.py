@@ -6,7 +6,6 @@ the part of the state without tensors and the digest of every file: a folder wit
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import warnings
@@ -20,11 +19,11 @@ import torch
 from torch import Tensor
 
 from patchloom.errors import PatchloomError
-from patchloom.reading import read_json
+from patchloom.reading import file_digest, read_json
+from patchloom.temporary import sync
 
 SUFFIX = ".shards"
 _SEAL = "seal.json"
-_CHUNK = 1 << 20
 
 
 def begin_shards(folder: Path, tensors: Mapping[str, Tensor], group: Any) -> Future[Any]:
@@ -44,7 +43,7 @@ def seal_shards(folder: Path, info: Mapping[str, Any], tensors: Mapping[str, Ten
     content = {
         "info": dict(info),
         "scalars": sorted(name for name, tensor in tensors.items() if tensor.ndim == 0),
-        "sha256": {path.name: _digest(path) for path in sorted(folder.glob("*.safetensors"))},
+        "sha256": {path.name: file_digest(path) for path in sorted(folder.glob("*.safetensors"))},
     }
     # The folder still has its temporary name: a half-written seal is never seen under a checkpoint's name.
     with open(folder / _SEAL, "w") as file:
@@ -59,7 +58,7 @@ def check_shards(folder: Path) -> None:
     """Raise PatchloomError unless every file has the digest in the seal."""
     for name, digest in _seal(folder)["sha256"].items():
         path = folder / name
-        if not path.is_file() or _digest(path) != digest:
+        if not path.is_file() or file_digest(path) != digest:
             raise PatchloomError(f"The checkpoint {folder.name} is damaged: {name} is missing or has changed.")
 
 
@@ -106,21 +105,3 @@ def _seal(folder: Path) -> dict[str, Any]:
         return {"info": dict(content["info"]), "scalars": content["scalars"], "sha256": dict(content["sha256"])}
     except (ValueError, KeyError, TypeError) as error:
         raise PatchloomError(f"The checkpoint {folder.name} is damaged: {_SEAL}: {error}.") from error
-
-
-def sync(path: Path) -> None:
-    """Flush a file, or the names in a folder, to disk, so that they survive a power failure."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _digest(path: Path) -> str:
-    """SHA-256 of a file, read in pieces of a megabyte."""
-    whole = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(_CHUNK):
-            whole.update(chunk)
-    return whole.hexdigest()

@@ -27,10 +27,10 @@ from patchloom.models.imagenet import imagenet_ids
 from patchloom.models.preprocessing import Preprocessing
 from patchloom.reading import read_json
 from patchloom.tasks.classification.classes import match_names
+from patchloom.temporary import sync
 from patchloom.weights.delta import checksum
 from patchloom.weights.foreign import load_timm
 from patchloom.weights.load import load
-from patchloom.weights.shards import sync
 
 _DIGEST = hashlib.sha256().digest_size
 STUDENT = "student"  # as an image size: that of the student (thesis 3.3)
