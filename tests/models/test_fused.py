@@ -201,8 +201,9 @@ def test_what_is_no_number_stays_none(name: str, int8: bool) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_no_image_has_no_logits(name: str) -> None:
-    assert patchloom.fuse(network(name, {}))(torch.empty(0, 3, 32, 32)).shape == (0, 6)
+@pytest.mark.parametrize("kernels", [True, False])
+def test_no_image_has_no_logits(kernels: bool, name: str) -> None:
+    assert patchloom.fuse(network(name, {}), kernels=kernels)(torch.empty(0, 3, 32, 32)).shape == (0, 6)
 
 
 @needs_bf16

@@ -75,7 +75,7 @@ class FoldedLinear(nn.Module):
             torch.ops.patchloom.linear_(total, x, self.weight, self.bias, gate)
             return total
         if gate is not None:
-            x = x * gate.view(len(gate), *(1,) * (x.ndim - 2), -1)
+            x = x * gate.view(len(gate), *(1,) * (x.ndim - 2), gate.shape[-1])
         return total.add_(F.linear(x, self.weight, self.bias))
 
 
