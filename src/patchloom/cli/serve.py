@@ -18,6 +18,7 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
         [
             "patchloom serve runs/birds",
             "patchloom serve birds=runs/birds deit_tiny.fb_in1k --host 0.0.0.0 --port 8080 --token SECRET-TOKEN",
+            "patchloom serve runs/birds --index birds.index",
         ],
     )
     parser.add_argument("models", metavar="FROM", nargs="+", help=f"{MODEL_HELP}; NAME=FROM sets its name")
@@ -29,6 +30,13 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
         help="use int8 matrix multiplication: faster, slightly less accurate",
     )
     add_device(group)
+    group = parser.add_argument_group("search")
+    group.add_argument("--index", metavar="INDEX", help="find similar images in this index of `patchloom search build`")
+    group.add_argument(
+        "--coarse",
+        metavar="COLUMN",
+        help="label column of the coarse condition (default: the one that the model was trained on)",
+    )
     _add_access(parser.add_argument_group("address and access"))
     _add_limits(parser.add_argument_group("limits (requests beyond them are refused)"))
     _add_timeouts(parser.add_argument_group("timeouts"))
@@ -96,4 +104,6 @@ def run_serve(options: argparse.Namespace) -> None:
         from patchloom.serve.run import serve
     except ImportError as error:
         raise PatchloomError(f"serve needs {error.name}, which is not installed: {install_hint('serve')}") from error
-    serve(options.models, settings, options.base, options.int8, options.device)
+    serve(
+        options.models, settings, options.base, options.int8, options.device, index=options.index, coarse=options.coarse
+    )

@@ -19,6 +19,7 @@ from patchloom.data.opening import open_source
 from patchloom.data.sources import Item, Source
 from patchloom.errors import PatchloomError
 from patchloom.pages import html_page
+from patchloom.reading import read_file
 
 if TYPE_CHECKING:
     from patchloom.search.index import Index
@@ -54,6 +55,18 @@ class Pictures:
                 picture = as_picture(path)
                 return picture if isinstance(picture, Image.Image) else None
             return None if self._source is None else self._source.read(Item(key))
+        return None
+
+    def stored(self, key: str, most: int) -> bytes | Image.Image | None:
+        """An image as it is stored: the bytes of a file of at most `most` bytes, or the picture where the data set has
+        no files. None if it is not there any more or larger."""
+        path = self.path(key)
+        with suppress(PatchloomError, OSError):
+            if path is not None:
+                return read_file(path, most)
+            if self.data.get("root") is None and self._source is not None:
+                item = Item(key)
+                return self._source.data(item) or self._source.read(item)
         return None
 
 

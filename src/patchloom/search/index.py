@@ -7,7 +7,7 @@ from functools import cached_property
 from itertools import islice
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,16 +29,9 @@ from patchloom.search import building, changes
 from patchloom.search.approximate import Approximate
 from patchloom.search.columns import Labels, find_class, find_column
 from patchloom.search.conditions import Condition, Ranking, classifies, coarse_column, column_of_class, softmax_of
+from patchloom.search.results import Queries, probabilities_of, query_name, without
 from patchloom.search.storage import Column, Contents, Header, read_index
 from patchloom.search.weights import check_digest, reopen
-
-
-class Queries(NamedTuple):
-    """Images to search with: their names, unit vectors (Q, D), and the network's coarse probabilities if asked for."""
-
-    names: list[str]
-    vectors: np.ndarray
-    softmax: Tensor | None
 
 
 class Index:
@@ -121,6 +114,15 @@ class Index:
         return fuse(network)
 
     @cached_property
+    def places(self) -> dict[str, int]:
+        """The place of every key."""
+        return {key: place for place, key in enumerate(self.contents.keys)}
+
+    def load(self) -> None:
+        """Load now what is otherwise loaded on first use: the network and the approximate neighbours."""
+        _ = self.network, self._approximate, self.places
+
+    @cached_property
     def _approximate(self) -> Approximate | None:
         return building.read_approximate(self.path, self.header)
 
@@ -144,6 +146,25 @@ class Index:
         queries = self._embed(images, column if chosen.kind == "coarse" else None)
         return self._query(queries, k, chosen, column)
 
+    def query_cropped(
+        self, pixels: Tensor, k: int = 10, condition: str = "none", *, coarse: str | None = None
+    ) -> list[dict[str, Any]]:
+        """The same for images that are cropped for the network already: (Q, height, width, 3) uint8."""
+        chosen = Condition.parse(condition)
+        column = self._coarse(chosen, coarse)
+        vectors, softmax = self._embed_cropped(pixels, column if chosen.kind == "coarse" else None)
+        names = [query_name(None, i) for i in range(len(pixels))]
+        return self._query(Queries(names, vectors, softmax), k, chosen, column)
+
+    def query_key(self, key: str, k: int = 10, condition: str = "none", *, coarse: str | None = None) -> dict[str, Any]:
+        """The same for an image of the index, by its stored vector. The image itself is left out of the results and of
+        the votes. The coarse probabilities are always those of its neighbours, since its file may be gone."""
+        if key not in self.places:
+            raise PatchloomError(f"{self.path} has no image {key!r}.")
+        place, chosen = self.places[key], Condition.parse(condition)
+        queries = Queries([key], np.asarray(self.contents.vectors[place : place + 1]), None)
+        return self._query(queries, k, chosen, self._coarse(chosen, coarse), place)[0]
+
     def query_vectors(
         self, vectors: np.ndarray, k: int = 10, names: Sequence[str] | None = None
     ) -> list[dict[str, Any]]:
@@ -151,15 +172,23 @@ class Index:
         named = list(names) if names is not None else [str(i) for i in range(len(vectors))]
         return self._query(Queries(named, normalise(vectors).numpy(), None), k, Condition(), None)
 
-    def _query(self, queries: Queries, k: int, condition: Condition, column: str | None) -> list[dict[str, Any]]:
-        k = min(k, len(self))
-        near = {name: self._neighbours(queries.vectors, name, self.header.k[name]) for name in self.columns}
+    def _query(
+        self, queries: Queries, k: int, condition: Condition, column: str | None, left_out: int | None = None
+    ) -> list[dict[str, Any]]:
+        """The answers to queries; a single one can leave out an item, for which one neighbour more is found."""
+        more = 0 if left_out is None else 1
+        near = {
+            name: without(
+                self._neighbours(queries.vectors, name, self.header.k[name] + more), left_out, self.header.k[name]
+            )
+            for name in self.columns
+        }
         votes = {
             name: vote(found, self.columns[name].labels, found.places.shape[1], len(self.columns[name].names))
             for name, found in near.items()
         }
         ranking = self._ranking(queries, condition, column, votes)
-        found = self._search(queries.vectors, k, ranking)
+        found = without(self._search(queries.vectors, min(k + more, len(self)), ranking), left_out, k)
         return [
             {
                 "query": name,
@@ -227,7 +256,8 @@ class Index:
     def _read(self) -> None:
         before = self.header.model["digest"]
         self.header, self.contents = read_index(self.path)
-        self.__dict__.pop("_approximate", None)
+        for name in ("_approximate", "places"):
+            self.__dict__.pop(name, None)
         if self.header.model["digest"] != before:
             self.__dict__.pop("network", None)
 
@@ -246,19 +276,25 @@ class Index:
     def _embed(self, images: Any, coarse: str | None = None) -> Queries:
         """Unit vectors of images, with the softmax of the network over a column if it classifies that."""
         names, vectors, softmax = list[str](), list[np.ndarray](), list[Tensor]()
-        classes = self.columns[coarse].names if coarse is not None else ()
-        classified = coarse is not None and classifies(self.network, classes)
         waiting = iter(expand_all(images))
         while some := list(islice(waiting, BATCH)):
             names += [query_name(image, len(names) + i) for i, image in enumerate(some)]
             pixels = collate([crop(as_picture(image), self.network.preprocessing) for image in some])
-            vectors.append(normalise(embed_pixels(self.network, pixels, self.network.preprocessing)).numpy())
-            if classified:
-                batch = to_input(pixels, self.network.preprocessing, device_of(self.network))
-                softmax.append(softmax_of(self.network, batch, classes))
+            found, probabilities = self._embed_cropped(pixels, coarse)
+            vectors.append(found)
+            softmax += [] if probabilities is None else [probabilities]
         if not names:
             raise PatchloomError("No image was given to search with.")
-        return Queries(names, np.concatenate(vectors), torch.cat(softmax) if classified else None)
+        return Queries(names, np.concatenate(vectors), torch.cat(softmax) if softmax else None)
+
+    def _embed_cropped(self, pixels: Tensor, coarse: str | None) -> tuple[np.ndarray, Tensor | None]:
+        """Unit vectors of cropped images (B, height, width, 3) uint8, and the softmax over a column."""
+        vectors = normalise(embed_pixels(self.network, pixels, self.network.preprocessing)).numpy()
+        classes = self.columns[coarse].names if coarse is not None else ()
+        if coarse is None or not classifies(self.network, classes):
+            return vectors, None
+        batch = to_input(pixels, self.network.preprocessing, device_of(self.network))
+        return vectors, softmax_of(self.network, batch, classes)
 
     def _ranking(
         self, queries: Queries, condition: Condition, column: str | None, votes: Mapping[str, Tensor]
@@ -296,14 +332,3 @@ class Index:
         for _, cosines in score_blocks(queries, self.contents.vectors):
             parts.append(best(cosines.masked_fill_(missing, -torch.inf), k))
         return Nearest(*(torch.cat(some) for some in zip(*parts, strict=True)))
-
-
-def probabilities_of(column: Column, votes: Tensor) -> dict[str, float]:
-    """{class: probability} of one image, the likeliest first; classes that no neighbour has are left out."""
-    order = votes.argsort(descending=True, stable=True).tolist()
-    return {column.names[i]: float(votes[i]) for i in order if votes[i] > 0}
-
-
-def query_name(image: Any, place: int) -> str:
-    """The path of an image, or its number where it has none."""
-    return str(image) if isinstance(image, str | PathLike) else f"image {place + 1}"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib import resources
@@ -26,7 +25,6 @@ from patchloom.serve.hosting import HostedModel
 from patchloom.serve.reference import reference_page
 from patchloom.serve.refused import Refused
 from patchloom.serve.responses import (
-    ErrorResponse,
     ExplainResponse,
     ModelsResponse,
     PredictResponse,
@@ -35,21 +33,16 @@ from patchloom.serve.responses import (
     StateResponse,
     VersionResponse,
 )
-from patchloom.serve.service import Gate, Service
-from patchloom.serve.uploads import check_announced, read_upload
+from patchloom.serve.routes import UPLOAD_ERRORS, answer_upload, errors, upload_body
+from patchloom.serve.search import add_search
+from patchloom.serve.service import Service
 
-_PAGE = {"index.html": "text/html", "style.css": "text/css", "app.js": "text/javascript", "icon.svg": "image/svg+xml"}
-_ERRORS = {
-    400: "an invalid request",
-    401: "the bearer token is missing or wrong",
-    403: "not allowed",
-    404: "no such model or sample",
-    405: "no such method",
-    408: "the upload was too slow",
-    413: "too many bytes or pixels",
-    415: "not an image of a known format",
-    422: "a damaged image, or a parameter out of range",
-    503: "busy or too slow: retry after Retry-After seconds",
+_PAGE = {
+    "index.html": "text/html",
+    "style.css": "text/css",
+    "app.js": "text/javascript",
+    "search.js": "text/javascript",
+    "icon.svg": "image/svg+xml",
 }
 _ModelName = Annotated[str | None, Query(max_length=200, description="the model to use; default: the first")]
 _Top = Annotated[int, Query(ge=1, le=1000, description="number of classes to return")]
@@ -73,25 +66,13 @@ def make_app(service: Service) -> FastAPI:
     _add_errors(app)
     _add_page(app)
     _add_work(app, service)
+    if service.hosting.index is not None:
+        add_search(app, service)
     _add_models(app, service)
     _add_samples(app)
     _add_state(app, service)
     _add_reference(app)
     return app
-
-
-def _upload(several: bool = False) -> dict[str, Any]:
-    """The OpenAPI description of the multipart body."""
-    file: dict[str, Any] = {"type": "string", "format": "binary", "description": "an image"}
-    if several:
-        file = {"type": "array", "items": file, "minItems": 1, "description": "an image; repeat the part for several"}
-    schema = {"type": "object", "required": ["file"], "properties": {"file": file}}
-    return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}}
-
-
-def _errors(*codes: int) -> dict[int | str, dict[str, Any]]:
-    """The OpenAPI descriptions of error responses."""
-    return {code: {"model": ErrorResponse, "description": _ERRORS[code]} for code in codes}
 
 
 def _add_errors(app: FastAPI) -> None:
@@ -146,7 +127,7 @@ def _add_state(app: FastAPI, service: Service) -> None:
         return {"status": "ok"}
 
     @app.head("/readyz", include_in_schema=False)
-    @app.get("/readyz", response_model=StateResponse, responses=_errors(503), summary="Readiness for requests")
+    @app.get("/readyz", response_model=StateResponse, responses=errors(503), summary="Readiness for requests")
     async def readyz() -> dict[str, str]:
         if service.stopping:
             raise Refused(503, "The service is stopping.", retry_after=5)
@@ -155,7 +136,7 @@ def _add_state(app: FastAPI, service: Service) -> None:
     @app.get(
         "/version",
         response_model=VersionResponse,
-        responses=_errors(401, 404, 422),
+        responses=errors(401, 404, 422),
         summary="Version of the code and digest of the weights",
     )
     async def version(model: _ModelName = None) -> dict[str, str]:
@@ -164,7 +145,7 @@ def _add_state(app: FastAPI, service: Service) -> None:
     @app.get(
         "/metrics",
         response_class=Response,
-        responses={200: {"content": {"text/plain": {}}}, **_errors(401)},
+        responses={200: {"content": {"text/plain": {}}}, **errors(401)},
         summary="Metrics for Prometheus",
     )
     async def metrics() -> Response:
@@ -174,14 +155,14 @@ def _add_state(app: FastAPI, service: Service) -> None:
 def _add_samples(app: FastAPI) -> None:
     samples = find_samples()
 
-    @app.get("/api/samples", response_model=SamplesResponse, responses=_errors(401), summary="List the sample images")
+    @app.get("/api/samples", response_model=SamplesResponse, responses=errors(401), summary="List the sample images")
     async def list_samples() -> dict[str, Any]:
         return {"samples": list(samples.values())}
 
     @app.get(
         "/api/samples/{name}",
         response_class=Response,
-        responses={200: {"content": {"image/png": {}, "image/jpeg": {}}}, **_errors(401, 404, 422)},
+        responses={200: {"content": {"image/png": {}, "image/jpeg": {}}}, **errors(401, 404, 422)},
         summary="Get a sample image",
     )
     async def sample(name: str) -> Response:
@@ -192,15 +173,16 @@ def _add_samples(app: FastAPI) -> None:
 
 
 def _add_models(app: FastAPI, service: Service) -> None:
-    @app.get("/api/models", response_model=ModelsResponse, responses=_errors(401), summary="List the models")
+    @app.get("/api/models", response_model=ModelsResponse, responses=errors(401), summary="List the models")
     async def list_models() -> dict[str, Any]:
         models = [describe(model) for model in service.hosting.models.values()]
-        return {"version": __version__, "models": models}
+        index = service.hosting.index
+        return {"version": __version__, "models": models, "index": index and index.describe()}
 
     @app.post(
         "/api/reload",
         response_model=ModelsResponse,
-        responses=_errors(401, 403, 503),
+        responses=errors(401, 403, 503),
         summary="Reload all models without dropping requests (only if a token is set)",
     )
     async def reload() -> dict[str, Any]:
@@ -235,47 +217,31 @@ def describe(model: HostedModel) -> dict[str, Any]:
         "family": config.family,
         "parameters": sum(parameter.numel() for parameter in model.network.parameters()),
         "image_size": config.img_size,
-        "classes": list(names_or_indices(model.network.class_names, config.num_classes)),
-        "maps": list(available_maps(model.network)),
+        "classes": list(names_or_indices(model.network.class_names, config.num_classes)) if model.classifies else [],
+        "maps": list(available_maps(model.network)) if model.classifies else [],
         "per_class": model.network.per_class,
     }
 
 
 def _add_work(app: FastAPI, service: Service) -> None:
-    errors = _errors(400, 401, 403, 404, 408, 413, 415, 422, 503)
-
-    async def upload(request: Request, gate: Gate, work: Any, max_files: int = 1) -> dict[str, Any]:
-        """Admit a request, read its files and run `work`, with timings; the gate counts bytes as they arrive."""
-        begun = time.perf_counter()
-        # From the headers alone, before a byte of the body is read.
-        check_announced(request, service.settings, max_files)
-        with gate.admit() as place:
-            files = await read_upload(request, service.settings, place.take, max_files)
-            # Bytes were counted as they arrived; images count once they are complete.
-            place.take(0, len(files))
-            read = time.perf_counter()
-            response = await unless_gone(request, work(files=files, place=place))
-        for timed in (part["timings"] for part in response.get("results", [response]) if "timings" in part):
-            timed["upload_ms"] = round(1000 * (read - begun), 2)
-            timed["total_ms"] = round(1000 * (time.perf_counter() - begun), 2)
-        return response
+    failures = errors(*UPLOAD_ERRORS)
 
     @app.post(
         "/api/predict",
         response_model=PredictResponse | ResultsResponse,
-        responses=errors,
-        openapi_extra=_upload(several=True),
+        responses=failures,
+        openapi_extra=upload_body(several=True),
         summary="Classify one image, or several at once",
     )
     async def predict(request: Request, model: _ModelName = None, top: _Top = 5) -> dict[str, Any]:
-        work = partial(service.predict, service.find(model), top=top)
-        return await upload(request, service.predicting, work, service.settings.max_files)
+        work = partial(service.predict, service.find_classifier(model), top=top)
+        return await answer_upload(request, service, service.predicting, work, service.settings.max_files)
 
     @app.post(
         "/api/explain",
         response_model=ExplainResponse,
-        responses=errors,
-        openapi_extra=_upload(),
+        responses=failures,
+        openapi_extra=upload_body(),
         summary="Classify an image and show the regions that drive the prediction",
     )
     async def explain(
@@ -289,29 +255,9 @@ def _add_work(app: FastAPI, service: Service) -> None:
         ] = None,
         faithfulness: Annotated[bool, Query(description="measure how faithful the maps are")] = True,
     ) -> dict[str, Any]:
-        found = service.find(model)
+        found = service.find_classifier(model)
         names = None if maps is None else [name.strip() for name in maps.split(",")]
         # Before the upload: a client should not send megabytes only to be refused.
         service.check_queue(faithfulness)
         work = partial(service.explain, found, maps=names, target=target, faithfulness=faithfulness)
-        return await upload(request, service.explaining, work)
-
-
-async def unless_gone(request: Request, work: Awaitable[dict[str, Any]]) -> dict[str, Any]:
-    """The result of `work`; if the client disconnects, work that has not started is cancelled."""
-
-    async def gone() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    # The server notices a closed connection only by reading from it.
-    working, watching = asyncio.ensure_future(work), asyncio.ensure_future(gone())
-    try:
-        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise Refused(400, "The client disconnected.")
-        return working.result()
-    finally:
-        # Cancelling the future removes its work from the queues, unless a thread has begun it.
-        working.cancel()
-        watching.cancel()
+        return await answer_upload(request, service, service.explaining, work)

@@ -17,6 +17,7 @@ from patchloom.errors import PatchloomError, did_you_mean
 from patchloom.inference.models import open_model
 from patchloom.models.fused import fuse
 from patchloom.models.network import Network
+from patchloom.serve.indexes import HostedIndex
 from patchloom.weights.files import digest, read
 
 
@@ -39,6 +40,11 @@ class HostedModel:
     def identity(self) -> dict[str, str]:
         """The fields of a response that identify code and weights."""
         return {"version": __version__, "model": self.name, "digest": self.digest}
+
+    @property
+    def classifies(self) -> bool:
+        """Whether it has a classifier; networks that were trained for search may have none."""
+        return bool(getattr(self.network.config, "classifier", True))
 
     @cached_property
     def twin(self) -> Network:
@@ -63,23 +69,32 @@ def twin(network: Network) -> Network:
 
 
 class Hosting:
-    """All models of a service. A reload loads new ones beside the old ones and then exchanges them at once; requests in
-    progress keep their model."""
+    """All models of a service, and its index if it has one. A reload loads new ones beside the old ones and then
+    exchanges them at once; requests in progress keep their model."""
 
     def __init__(
-        self, sources: Sequence[str], base: str | None = None, int8: bool = False, device: Device = "auto"
+        self,
+        sources: Sequence[str],
+        base: str | None = None,
+        int8: bool = False,
+        device: Device = "auto",
+        index: str | None = None,
+        coarse: str | None = None,
     ) -> None:
         if int8 and base is not None:
             raise PatchloomError(
                 "Choose --int8 or --base: int8 needs separate weights per model, and --base shares them."
             )
         self.sources = list(sources)
+        if coarse is not None and index is None:
+            raise PatchloomError("--coarse names a label column of an index: give one with --index.")
         self.base, self.int8, self.device = base, int8, device
+        self._index_path, self._coarse = index, coarse
         # Two reloads at once would hold three sets of models in memory.
         self._reloading = threading.Lock()
-        self.models = self._load()
+        self.models, self.index = self._load()
 
-    def _load(self) -> dict[str, HostedModel]:
+    def _load(self) -> tuple[dict[str, HostedModel], HostedIndex | None]:
         base = None if self.base is None else open_model(self.base, device=self.device)
         models: dict[str, HostedModel] = {}
         for name, source in named(self.sources).items():
@@ -87,13 +102,16 @@ class Hosting:
             if network.config.in_chans != 3:
                 raise PatchloomError(f"{source} expects {network.config.in_chans} channels, but photos have 3.")
             models[name] = HostedModel(name, network, shared=base is not None, int8=self.int8)
-        return models
+        path = self._index_path
+        return models, None if path is None else HostedIndex(path, models, self._coarse)
 
     def reload(self) -> dict[str, HostedModel]:
         """Load all models again; if one fails, all old ones stay."""
         with self._reloading:
-            # One assignment, which is atomic in Python: a request sees all old models or all new ones.
-            self.models = self._load()
+            models, index = self._load()
+            # Each assignment is atomic in Python: a request sees all old models or all new ones. The index has its own
+            # model, so that the two cannot be confused in between.
+            self.models, self.index = models, index
             return self.models
 
     @property

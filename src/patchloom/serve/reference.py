@@ -47,6 +47,7 @@ _EXAMPLES = (
     "curl -F file=@one.jpg -F file=@two.jpg http://127.0.0.1:8000/api/predict",
     "curl -F file=@photo.jpg 'http://127.0.0.1:8000/api/explain?maps=rollout&faithfulness=false'",
 )
+_SEARCH_EXAMPLE = "curl -F file=@photo.jpg 'http://127.0.0.1:8000/api/search?k=5'"
 
 
 def reference_page(description: Schema) -> str:
@@ -56,13 +57,14 @@ def reference_page(description: Schema) -> str:
         for path, methods in description["paths"].items()
         for method, route in methods.items()
     ]
+    examples = [*_EXAMPLES, *([_SEARCH_EXAMPLE] if "/api/search" in description["paths"] else [])]
     # Objects without fields, such as unions, are described where they are used.
     schemas = {name: schema for name, schema in description["components"]["schemas"].items() if "properties" in schema}
     return _FRAME.format(
         title=escape(description["info"]["title"]),
         version=escape(description["info"]["version"]),
         description=escape(description["info"]["description"]),
-        examples=escape("\n".join(_EXAMPLES)),
+        examples=escape("\n".join(examples)),
         contents="".join(_entry(*route) for route in routes),
         routes="".join(_route(*route) for route in routes),
         schemas="".join(_object(name, schema) for name, schema in schemas.items()),

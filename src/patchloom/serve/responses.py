@@ -108,9 +108,38 @@ class ModelResponse(BaseModel):
     per_class: bool = Field(description="whether it has one attention map per class")
 
 
+class IndexDescription(BaseModel):
+    """The index that /api/search searches."""
+
+    model: str = Field(description="the model that it was built with")
+    images: int
+    kind: str = Field(description="exact, hnsw or ivf")
+    columns: list[str] = Field(description="label columns, the one with most classes first")
+    coarse: str | None = Field(description="the column of the coarse condition")
+
+
 class ModelsResponse(BaseModel):
     version: str = Field(description="version of patchloom")
     models: list[ModelResponse]
+    index: IndexDescription | None = Field(description="null without --index")
+
+
+class Neighbour(BaseModel):
+    """An image of the index."""
+
+    key: str
+    score: float = Field(description="the cosine; with the coarse condition plus the log-odds of its coarse class")
+    labels: dict[str, str | None] = Field(description="its class by label column")
+
+
+class SearchResponse(VersionResponse):
+    """The images of the index that are most similar to the query, best first."""
+
+    results: list[Neighbour]
+    knn: dict[str, dict[str, float]] = Field(
+        description="for each label column the probabilities of the classes, by the nearest neighbours"
+    )
+    timings: Timings
 
 
 class SampleResponse(BaseModel):

@@ -35,15 +35,19 @@ def serve(
     int8: bool = False,
     device: Device = "auto",
     console: Console | None = None,
+    *,
+    index: str | None = None,
+    coarse: str | None = None,
 ) -> None:
-    """Serve models until SIGTERM or SIGINT; SIGHUP reloads them.
+    """Serve models until SIGTERM or SIGINT; SIGHUP reloads them. `index` is the folder of an index to search, and
+    `coarse` the label column of its coarse condition.
 
-    Raises PatchloomError if the address is in use or a model cannot be loaded.
+    Raises PatchloomError if the address is in use, or a model or the index cannot be loaded.
     """
     console = console or Console(sys.stderr)
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # pixels are counted before Pillow decodes any
     with _bound(settings) as listener:
-        service = Service(Hosting(sources, base, int8, choose_device(device)), settings)
+        service = Service(Hosting(sources, base, int8, choose_device(device), index, coarse), settings)
         asyncio.run(_serve(service, listener, console))
     cut_off = service.metrics.unanswered
     console.say(f"Stopped; {cut_off} requests were cut off." if cut_off else "Stopped; all requests were finished.")

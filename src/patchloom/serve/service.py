@@ -118,6 +118,8 @@ class Service:
         self.decoders = Workers(settings.decoders + 1, "decoder", reserved=1)  # one for small images only
         # One at a time: an explanation is hundreds of forward passes on all cores.
         self.explainer = Workers(1, "explainer")
+        # One at a time: a search reads all vectors of the index, with all cores.
+        self.searcher = Workers(1, "searcher")
         # moving mean of the seconds of an explanation, without and with faithfulness
         self.pace = {False: 0.0, True: 0.0}
         self.stopping = False
@@ -135,12 +137,13 @@ class Service:
     @property
     def busy(self) -> bool:
         """Whether a thread is still working, perhaps for a client that has disconnected."""
-        return self.decoders.busy or self.explainer.busy
+        return self.decoders.busy or self.explainer.busy or self.searcher.busy
 
     def close(self, seconds: float = 2.0) -> None:
         """End the threads; those that do not end within `seconds` are abandoned."""
         self.decoders.close(seconds)
         self.explainer.close(seconds)
+        self.searcher.close(seconds)
         self.batcher.close(seconds)
 
     def find(self, name: str | None) -> HostedModel:
@@ -149,6 +152,13 @@ class Service:
             return self.hosting.find(name)
         except PatchloomError as error:
             raise Refused(404, str(error)) from None
+
+    def find_classifier(self, name: str | None) -> HostedModel:
+        """The same for a model that must have classes; raises Refused (422) if it has none."""
+        found = self.find(name)
+        if not found.classifies:
+            raise Refused(422, f"{found.name} has no classifier: it is for search, which needs --index.")
+        return found
 
     def check_queue(self, faithfulness: bool) -> None:
         """Refuse an explanation that would time out because of those that come first."""
@@ -165,10 +175,10 @@ class Service:
         """
         if len(files) == 1:
             predicted = self._predict(model, files[0], place, top)
-            return {**model.identity, **await _within(self.settings.timeout, predicted)}
+            return {**model.identity, **await within(self.settings.timeout, predicted)}
         each = [asyncio.ensure_future(_or_error(self._predict(model, data, place, top))) for data in files]
         try:
-            results = await _within(self.settings.timeout, asyncio.gather(*each))
+            results = await within(self.settings.timeout, asyncio.gather(*each))
         finally:
             for future in each:  # gather leaves the others running when one fails
                 future.cancel()
@@ -181,9 +191,9 @@ class Service:
             Refused: 422 for an unknown map or class, 503 if it takes too long.
         """
         explained = self._explain(model, files[0], place, options)
-        return {**model.identity, **await _within(self.settings.explain_timeout, explained)}
+        return {**model.identity, **await within(self.settings.explain_timeout, explained)}
 
-    async def _decoded(self, model: HostedModel, data: bytes, place: Place) -> np.ndarray:
+    async def decoded(self, model: HostedModel, data: bytes, place: Place) -> np.ndarray:
         """(height, width, 3) uint8: the image resized and cropped for the network; the rest of it is not kept."""
         # Even a header can take long to parse, so the event loop does not do it.
         checking = self.decoders.submit(partial(check_header, data, self.settings), decoding_cost(len(data)))
@@ -197,7 +207,7 @@ class Service:
         # Announced before decoding, so that a batch that is about to start waits for it.
         self.batcher.expect()
         try:
-            pixels = await self._decoded(model, data, place)
+            pixels = await self.decoded(model, data, place)
         # CancelledError too, which is not an Exception: otherwise the batcher would wait for an image that never comes.
         except BaseException:
             self.batcher.forget()
@@ -208,12 +218,12 @@ class Service:
             raise Refused(503, f"The output of {model.name} is NaN: its weights are damaged.")
         return {
             "predictions": best_classes(model.network, result.probabilities, top),
-            "timings": _timings(decoded - begun, result.queued, result.computed, result.batch),
+            "timings": timings(decoded - begun, result.queued, result.computed, result.batch),
         }
 
     async def _explain(self, model: HostedModel, data: bytes, place: Place, options: dict[str, Any]) -> dict[str, Any]:
         begun = time.perf_counter()
-        pixels = await self._decoded(model, data, place)
+        pixels = await self.decoded(model, data, place)
         decoded = time.perf_counter()
         measures = bool(options["faithfulness"])
         # Again: the queue may have grown while the image arrived.
@@ -234,11 +244,11 @@ class Service:
                 {"name": name, "heads": list(map(_grey, _stretched(maps)))} for name, maps in found.heads.items()
             ],
             "faithfulness": without_nan(found.faithfulness or {}),
-            "timings": _timings(decoded - begun, waited, seconds, 1),
+            "timings": timings(decoded - begun, waited, seconds, 1),
         }
 
 
-async def _within(seconds: float, work: Awaitable[T]) -> T:
+async def within(seconds: float, work: Awaitable[T]) -> T:
     """The result of `work`, which is cancelled and refused after `seconds`."""
     try:
         return await asyncio.wait_for(work, seconds)
@@ -271,7 +281,8 @@ def _explained(model: HostedModel, pixels: np.ndarray, options: dict[str, Any]) 
     return found, time.perf_counter() - begun
 
 
-def _timings(decode: float, queue: float, model: float, batch: int) -> dict[str, float]:
+def timings(decode: float, queue: float, model: float, batch: int) -> dict[str, float]:
+    """The field `timings` of a response, from seconds."""
     seconds = {"decode_ms": decode, "queue_ms": queue, "model_ms": model}
     return {**{name: round(1000 * value, 2) for name, value in seconds.items()}, "batch": batch}
 

@@ -10,7 +10,7 @@ const MAPS = {
 };
 const OF_A_CLASS = ["grad-cam", "occlusion"]; // these explain one class, the others the whole answer
 
-const state = { models: [], panes: [], image: null };
+const state = { models: [], panes: [], image: null, search: null };
 
 // Colours
 
@@ -518,12 +518,15 @@ async function take(blob, name) {
   try {
     await loadModels(); // they may still be on their way
     if (state.image !== image) return;
-    await send("api/predict", { model: state.panes[0]?.model.name ?? state.models[0].name, top: 1 });
+    if (state.models.length) await send("api/predict", { model: state.panes[0]?.model.name ?? state.models[0].name, top: 1 });
+    else if (!state.search) throw new Error("This model has no classes. To search with it, start the server with --index INDEX.");
   } catch (error) {
     if (state.image === image) refuse(error.message);
     return;
   }
   if (state.image !== image) return; // another one came meanwhile
+  state.search?.take();
+  if (!state.models.length) return;
   if (!state.panes.length) addPane(state.models[0].name);
   else for (const pane of state.panes) pane.run();
 }
@@ -531,6 +534,7 @@ async function take(blob, name) {
 function refuse(text) {
   $("#thumb").hidden = true;
   $("#problem").textContent = text;
+  state.search?.clear();
   for (const pane of state.panes.splice(0)) pane.stop();
   $("#panes").replaceChildren();
   $("#panes").classList.remove("two");
@@ -607,9 +611,13 @@ let loading = null;
 function loadModels() {
   loading ??= call("api/models")
     .then((answer) => answer.json())
-    .then(({ models }) => {
-      state.models = models;
-      $("#compare").hidden = models.length < 2;
+    .then(({ models, index }) => {
+      state.models = models.filter(({ classes }) => classes.length); // others are for search alone
+      $("#compare").hidden = state.models.length < 2;
+      if (index) {
+        state.search = new Search(index);
+        if (!state.image) $("#headline").textContent = "Drop an image to find similar ones";
+      }
       showSamples().catch((error) => ($("#problem").textContent = error.message));
     })
     .catch((error) => {
