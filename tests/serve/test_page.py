@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from browsing import opened, until, upload
 
 from serving import Server, picture, save_models, serving
 
@@ -21,38 +22,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture
 def page(browser: Any, server: Server) -> Iterator[Any]:
     yield from opened(browser, server)
-
-
-def opened(browser: Any, server: Server, **options: Any) -> Iterator[Any]:
-    """A page that must neither raise an error nor ask for anything elsewhere."""
-    context = browser.new_context(**options)
-    shown = context.new_page()
-    shown.set_default_timeout(30_000)
-    wrong: list[str] = []
-    shown.on("pageerror", lambda error: wrong.append(str(error)))
-    shown.on("console", lambda said: wrong.append(said.text) if "Content Security Policy" in said.text else None)
-    shown.on("request", lambda asked: wrong.append(asked.url) if not asked.url.startswith(ours(server)) else None)
-    shown.goto(server.url)
-    shown.wait_for_selector(".sample")
-    yield shown
-    context.close()
-    assert not wrong
-
-
-def ours(server: Server) -> tuple[str, ...]:
-    return (server.url, "data:", f"blob:{server.url}")
-
-
-def upload(page: Any, data: bytes, name: str = "photo.png") -> None:
-    page.set_input_files("#file", {"name": name, "mimeType": "image/png", "buffer": data})
-
-
-def until(page: Any, condition: str) -> None:
-    """Playwright's own waiting needs `eval` in the page, which its security policy forbids."""
-    limit = time.monotonic() + 30
-    while not page.evaluate(condition):
-        assert time.monotonic() < limit, f"never came: {condition}"
-        time.sleep(0.05)
 
 
 def wait_for_map(page: Any, panes: int = 1) -> None:

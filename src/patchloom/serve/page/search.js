@@ -100,7 +100,7 @@ class Search {
   }
 
   neighbour(one, signal) {
-    const image = element("img", { alt: "", loading: "lazy" });
+    const image = element("img", { alt: "" });
     const button = element(
       "button",
       { type: "button", className: "neighbour", title: `${one.key}: find images similar to this one`, onclick: () => this.pick(one) },
