@@ -1,4 +1,4 @@
-"""The HTTP service behind `patchloom serve`: routes, uploads, batching, limits, metrics and the web page.
+"""The HTTP service behind `patchloom serve`: routes, uploads, batching, limits, metrics, search and the web page.
 
-This package imports `inference`, `explaining` and what is below them; only `cli` may import it.
+This package imports `inference`, `explaining`, `search` and what is below them; only `cli` may import it.
 """
