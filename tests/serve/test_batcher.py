@@ -18,7 +18,7 @@ from patchloom.kernels import native
 from patchloom.serve.batcher import Batcher
 from patchloom.serve.hosting import Hosting, named, twin
 from patchloom.serve.refused import Refused
-from patchloom.serve.service import Gate, _within
+from patchloom.serve.service import Gate, within
 from patchloom.serve.settings import Settings
 from patchloom.weights.save import save_delta
 from serving import save_models
@@ -86,7 +86,7 @@ def test_the_gate_counts_requests_and_bytes() -> None:
 
 def test_work_that_takes_too_long_is_a_503() -> None:
     with pytest.raises(Refused, match=r"longer than 0\.01 seconds") as refused:
-        asyncio.run(_within(0.01, asyncio.sleep(5)))
+        asyncio.run(within(0.01, asyncio.sleep(5)))
     assert refused.value.status == 503
 
 

@@ -21,6 +21,9 @@ from photos import keyed, make_photos, save_model
 from PIL import Image
 
 import patchloom
+from patchloom.errors import PatchloomError
+from patchloom.models.embedding import EmbeddingConfig, EmbeddingNetwork
+from patchloom.serve.hosting import Hosting
 from serving import Server, picture, serving
 
 
@@ -240,31 +243,32 @@ def test_a_reload_reads_the_index_again(root: Path, tmp_path: Path) -> None:
         assert server.post("/api/search", picture()).status == 200
 
 
-def refused(*words: object) -> str:
-    command = [sys.executable, "-m", "patchloom", "serve", *map(str, words), "--port", "0"]
+def test_an_index_of_another_model_is_refused_before_the_port_opens(root: Path, tmp_path: Path) -> None:
+    other = save_model(tmp_path / "other.safetensors", seed=1)
+    command = [sys.executable, "-m", "patchloom", "serve", str(other), "--index", str(root / "index"), "--port", "0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2, done.stderr[-800:]
+    assert "was built with other weights" in done.stderr
     assert "Serving" not in done.stderr
     assert "Traceback" not in done.stderr
-    return done.stderr
 
 
-def test_an_index_that_does_not_fit_is_refused_before_the_port_opens(root: Path, tmp_path: Path) -> None:
-    other = save_model(tmp_path / "other.safetensors", seed=1)
-    assert "was built with other weights" in refused(other, "--index", root / "index")
-    assert "is not an index" in refused(root / "pets.safetensors", "--index", tmp_path / "nowhere")
+def test_an_index_that_cannot_be_served_is_refused_with_the_reason(root: Path, tmp_path: Path) -> None:
+    def refused(reason: str, index: Path | None, coarse: str | None = None) -> None:
+        with pytest.raises(PatchloomError, match=reason):
+            Hosting([str(root / "pets.safetensors")], index=index and str(index), coarse=coarse)
+
+    refused("is not an index", tmp_path / "nowhere")
     cut = Path(shutil.copytree(root / "index", tmp_path / "cut"))
     vectors = next(cut.glob("vectors-*"))
     vectors.write_bytes(vectors.read_bytes()[:-50])
-    assert "is damaged" in refused(root / "pets.safetensors", "--index", cut)
+    refused("is damaged", cut)
     newer = Path(shutil.copytree(root / "index", tmp_path / "newer"))
     about = json.loads((newer / "index.json").read_text())
     (newer / "index.json").write_text(json.dumps({**about, "version": 99}))
-    assert "update patchloom" in refused(root / "pets.safetensors", "--index", newer)
-    assert "no label column 'colour'" in refused(
-        root / "pets.safetensors", "--index", root / "index", "--coarse", "colour"
-    )
-    assert "--index" in refused(root / "pets.safetensors", "--coarse", "species")
+    refused("update patchloom", newer)
+    refused("no label column 'colour'", root / "index", "colour")
+    refused("--index", None, "species")
 
 
 def test_one_of_several_models_may_be_that_of_the_index(root: Path, tmp_path: Path) -> None:
@@ -272,3 +276,17 @@ def test_one_of_several_models_may_be_that_of_the_index(root: Path, tmp_path: Pa
     with serving(other, root / "pets.safetensors", "--index", root / "index") as server:
         assert server.post("/api/search", picture()).json["model"] == "pets"
         assert server.post("/api/predict", picture()).json["model"] == "other"
+
+
+def test_a_model_without_a_classifier_is_for_search_alone(root: Path, tmp_path: Path) -> None:
+    trunk = patchloom.load(root / "pets.safetensors")
+    config = EmbeddingConfig(trunk=trunk.config, trunk_dim=trunk.config.dim, projector="fc", dim=16, num_classes=2)
+    patchloom.save(EmbeddingNetwork(config, trunk).eval(), tmp_path / "grafit.safetensors")
+    table = root / "photos" / "photos.csv"
+    patchloom.Index.build(tmp_path / "grafit.safetensors", table, tmp_path / "index", labels="species")
+    with serving(tmp_path / "grafit.safetensors", "--index", tmp_path / "index") as server:
+        for route in ("predict", "explain"):
+            answer = server.post(f"/api/{route}", picture())
+            assert (answer.status, "has no classifier" in answer.error) == (422, True)
+        assert server.get("/api/models").json["models"][0]["classes"] == []
+        assert len(server.post("/api/search?k=3", picture()).json["results"]) == 3

@@ -110,3 +110,19 @@ def test_pictures_and_neighbours_come_with_the_token(browser: Any, tmp_path: Pat
         upload(page, picture(9))
         wait_for(page, guarded.post("/api/search?k=24", picture(9)).json["results"])
         page.context.close()
+
+
+def test_a_model_without_maps_shows_its_classes_and_neighbours(browser: Any, tmp_path: Path) -> None:
+    table, path = make_photos(tmp_path / "photos"), tmp_path / "foreign.safetensors"
+    model = patchloom.create_model("timm:test_resnet", num_classes=2, img_size=32)
+    model.class_names = ("cat", "dog")
+    patchloom.save(model, path)
+    patchloom.Index.build(path, table, tmp_path / "index", labels="species")
+    with serving(path, "--index", tmp_path / "index") as server:
+        for page in opened(browser, server):
+            upload(page, picture(9))
+            wait_for(page, server.post("/api/search?k=24", picture(9)).json["results"])
+            until(page, "document.querySelectorAll('.class-row').length === 2")
+            until(page, "!document.querySelector('.pane.working')")
+            assert page.locator(".pane-problem").inner_text() == ""
+            assert page.locator(".trust").is_hidden()

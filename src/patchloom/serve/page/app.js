@@ -146,6 +146,7 @@ class Pane {
     this.model = state.models.find((model) => model.name === name);
     this.select.value = name;
     this.root.setAttribute("aria-label", `What ${name} sees`);
+    this.root.classList.toggle("plain", this.model.maps.length === 0);
     const { architecture, parameters, image_size: size, classes } = this.model;
     const count = parameters >= 1e6 ? `${(parameters / 1e6).toFixed(1)} million` : `${Math.round(parameters / 1e3)} thousand`;
     this.find(".about").textContent =
@@ -205,15 +206,20 @@ class Pane {
     try {
       const said = await send("api/predict", { model, top: 5 }, signal);
       this.showClasses(said);
+      if (!this.model.maps.length) return this.finish(said); // a network of another library: nothing to explain
       const own = this.model.maps.filter((name) => name !== "occlusion").join(",");
       const seen = await send("api/explain", { model, maps: own, faithfulness: false }, signal);
       this.showTimings(said.timings, seen.timings);
       await this.showStage(seen);
-      this.root.classList.remove("working");
-      announce(`${model} says ${said.predictions[0].class}, ${percent(said.predictions[0].probability)}.`);
+      this.finish(said);
     } catch (error) {
       this.fail(error);
     }
+  }
+
+  finish({ predictions: [best] }) {
+    this.root.classList.remove("working");
+    announce(`${this.model.name} says ${best.class}, ${percent(best.probability)}.`);
   }
 
   fail(error) {
