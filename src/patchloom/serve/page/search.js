@@ -70,7 +70,7 @@ class Search {
     this.release();
     this.showQuery(knn, signal);
     this.find(".neighbours").replaceChildren(...results.map((one) => element("li", {}, this.neighbour(one, signal))));
-    this.find(".timings").textContent = `Found in ${time(timings.total_ms)}.`;
+    this.find(".found-in").textContent = `Found in ${time(timings.total_ms)}.`;
     const [first] = results;
     announce(first ? `${results.length} similar images; the first is ${this.words(first.labels) || first.key}.` : "No similar image.");
   }
