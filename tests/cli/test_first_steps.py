@@ -44,7 +44,7 @@ def test_nothing_but_the_data_trains_into_a_new_folder_each_time(
     monkeypatch.chdir(tmp_path)
     main(["train", "pets", *QUICK])
     said = capsys.readouterr().out
-    assert "deit_nano with the recipe deit@small" in said
+    assert "model deit_nano and recipe deit@small" in said
     assert "20 images" in said
     assert "finetune" in said
     assert "deit@small@small" not in said
