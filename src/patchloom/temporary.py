@@ -47,6 +47,9 @@ def write_text(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, path)
+    except OSError as error:
+        error.filename, error.filename2 = os.fspath(path), None  # messages name the file, not its temporary name
+        raise
     finally:
         beside.unlink(missing_ok=True)
 
