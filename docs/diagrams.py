@@ -320,7 +320,9 @@ def package() -> Canvas:
 
 def header() -> Canvas:
     """A photo cut into patches; its tokens are threads that blocks are woven through, drawn together at the end."""
-    canvas = Canvas(860, 236, "patchloom: patches become tokens, residual blocks process them, an aggregation combines them")
+    canvas = Canvas(
+        860, 236, "patchloom: patches become tokens, residual blocks process them, an aggregation combines them"
+    )
     _photo(canvas, 28, 54)
     for i, colour in enumerate(PALETTE):
         y, row = THREADS[i], 68 + 46 * (i // 3)

@@ -65,6 +65,15 @@ def test_sixteen_bits_are_scaled_not_cut(tmp_path: Path) -> None:
     assert set(np.asarray(read_image(tmp_path / "deep.png")).flatten().tolist()) == {0x80}
 
 
+@pytest.mark.parametrize(
+    ("pixels", "expected"),
+    [(np.full((4, 4), 30000, np.uint16), 117), (np.full((4, 4), 0.3, np.float32), 76), (np.zeros((4, 4), "f4"), 0)],
+)
+def test_an_image_of_a_single_value_keeps_its_range(pixels: np.ndarray, expected: int, tmp_path: Path) -> None:
+    Image.fromarray(pixels).save(tmp_path / "plain.tiff")
+    assert set(np.asarray(read_image(tmp_path / "plain.tiff")).flatten().tolist()) == {expected}
+
+
 def test_eight_bits_in_wide_pixels_stay_eight_bits(tmp_path: Path) -> None:
     Image.fromarray(np.full((4, 4), 0x80, dtype=np.int32)).save(tmp_path / "wide.tiff")
     assert set(np.asarray(read_image(tmp_path / "wide.tiff")).flatten().tolist()) == {0x80}

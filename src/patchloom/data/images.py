@@ -61,8 +61,9 @@ def to_rgb(image: Image.Image) -> Image.Image:
 def _to_8_bits(values: np.ndarray) -> tuple[np.ndarray, str | None]:
     """Integers of 16 or 32 bits, or floats, as uint8, and how they were scaled.
 
-    Values that fill more than half of 0 to 1 (floats) or of 16 bits keep that range; 8-bit values stay as they are;
-    others are stretched from their least to their greatest. 16-bit files that fill their range need no note.
+    Values that fill more than half of 0 to 1 (floats) or of 16 bits keep that range, as do images of a single value;
+    8-bit values stay as they are; others are stretched from their least to their greatest. 16-bit files that fill
+    their range need no note.
     """
     low, high = float(values.min()), float(values.max())
     if not np.isfinite((low, high)).all():
@@ -74,7 +75,8 @@ def _to_8_bits(values: np.ndarray) -> tuple[np.ndarray, str | None]:
     # 65535 = 255 x 257: the whole range maps onto 0 to 255.
     if values.dtype == np.uint16 and high > top / 2:
         return (values // 257).astype(np.uint8), None
-    if low >= 0 and top / 2 < high <= top:
+    single = low == high and (255 if whole else 0) < high <= top
+    if single or (low >= 0 and top / 2 < high <= top):
         low, high = 0, top
     elif low >= 0 and high <= 255 and (whole or bool((values == np.rint(values)).all())):
         return values.astype(np.uint8), None
