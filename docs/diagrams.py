@@ -319,7 +319,7 @@ def package() -> Canvas:
 
 
 def header() -> Canvas:
-    """A photo cut into patches; its tokens are threads that blocks are woven through, drawn together at the end."""
+    """A photo cut into patches; its tokens pass through residual blocks and are combined at the end."""
     canvas = Canvas(
         860, 236, "patchloom: patches become tokens, residual blocks process them, an aggregation combines them"
     )
