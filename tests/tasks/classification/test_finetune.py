@@ -262,7 +262,7 @@ def test_a_delta_knows_what_its_bare_base_does_not_say(tmp_path: Path) -> None:
         ({"tune": "everything"}, "all, attention, ffn, head"),
         ({"resolution": 26}, "26"),
         ({"recipe": "nothing"}, "Unknown recipe 'nothing'"),
-        ({"mean": (0.5,)}, "a mean and a positive std"),
+        ({"mean": (0.5,)}, "one mean and one positive std"),
         ({"model_options": {"depht": 3}}, "depth"),
     ],
 )
