@@ -61,6 +61,21 @@ class Commands:
     predict: Tool
 
 
+def add_split_arguments(group: argparse._ArgumentGroup) -> None:
+    """The options that say which images are for training and which are held out."""
+    group.add_argument(
+        "--train-split", metavar="SPLIT", help="split to train on; join several as train+val (default: train)"
+    )
+    group.add_argument(
+        "--test-split", metavar="SPLIT", help="split to evaluate on (default: val, or test if there is no val)"
+    )
+    group.add_argument(
+        "--hold-out",
+        metavar="none|FRACTION",
+        help="fraction of each class to hold out when the data has no validation split, or none (default: 0.2)",
+    )
+
+
 @cache
 def task_commands() -> tuple[Commands, ...]:
     """The commands of every kind of learning."""

@@ -7,7 +7,7 @@ import shlex
 from typing import Any
 
 from patchloom.tasks.classification.evaluate_command import EVALUATE, PREDICT
-from patchloom.tasks.commands import Command
+from patchloom.tasks.commands import Command, add_split_arguments
 
 __all__ = ["COMMANDS", "EVALUATE", "PREDICT"]
 
@@ -83,17 +83,7 @@ def _add_model(parser: argparse.ArgumentParser, required: bool) -> None:
 def _add_splits(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("data")
     group.add_argument("--labels", metavar="COLUMN", help="label column of a CSV file")
-    group.add_argument(
-        "--train-split", metavar="SPLIT", help="split to train on; join several as train+val (default: train)"
-    )
-    group.add_argument(
-        "--test-split", metavar="SPLIT", help="split to evaluate on (default: val, or test if there is no val)"
-    )
-    group.add_argument(
-        "--hold-out",
-        metavar="none|FRACTION",
-        help="fraction of each class to hold out when the data has no validation split, or none (default: 0.2)",
-    )
+    add_split_arguments(group)
 
 
 def _add_distillation(parser: argparse.ArgumentParser) -> None:

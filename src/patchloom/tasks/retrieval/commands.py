@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from patchloom.tasks.classification.evaluate_command import predictions_output
-from patchloom.tasks.commands import Command, Output, Tool
+from patchloom.tasks.commands import Command, Output, Tool, add_split_arguments
 
 _FIELDS = ("loss", "views", "projector", "instance_weight")  # of the recipe, that have an option of their own
 
@@ -44,17 +44,7 @@ def _add_grafit(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--labels", metavar="COLUMN", help="label column to train on, or none (default: the only column of the data)"
     )
-    group.add_argument(
-        "--train-split", metavar="SPLIT", help="split to train on; join several as train+val (default: train)"
-    )
-    group.add_argument(
-        "--test-split", metavar="SPLIT", help="split to evaluate on (default: val, or test if there is no val)"
-    )
-    group.add_argument(
-        "--hold-out",
-        metavar="none|FRACTION",
-        help="fraction of each class to hold out when the data has no validation split, or none (default: 0.2)",
-    )
+    add_split_arguments(group)
 
 
 def _plan(options: argparse.Namespace) -> Any:

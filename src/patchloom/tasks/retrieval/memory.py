@@ -130,7 +130,7 @@ class Memory:
                 yield (classes == name).nonzero().flatten(), start, self._unit(here)
 
     def _unit(self, vectors: Tensor) -> Tensor:
-        """As float32 unit vectors; rows in half precision are no longer exactly that."""
+        """As float32 unit vectors. Rows in half precision are normalised again: rounding changed their length."""
         wide = vectors if vectors.dtype == torch.float64 else vectors.float()
         return wide if self.renormalise and vectors.dtype == wide.dtype else F.normalize(wide, dim=1)
 
