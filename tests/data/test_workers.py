@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from PIL import Image
 
 from patchloom.data.loader import eval_batches
 from patchloom.data.opening import open_source
+from patchloom.data.workers import load_batches
 from patchloom.errors import PatchloomError
 from patchloom.models.preprocessing import Preprocessing
 
@@ -52,6 +54,27 @@ def test_a_killed_worker_is_noticed_where_batches_are_read(photos: Path) -> None
     ):
         list(batches)
     assert not multiprocessing.active_children()
+
+
+class Reset:
+    """A batch whose transfer fails."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _reset, ()
+
+
+def _reset() -> None:
+    raise ConnectionResetError(104, "Connection reset by peer")
+
+
+def _reset_and_end(_: list[object]) -> Reset:
+    threading.Timer(0.3, os._exit, (1,)).start()
+    return Reset()
+
+
+def test_a_worker_whose_connection_ends_before_its_process_is_noticed(photos: Path) -> None:
+    with pytest.raises(PatchloomError, match="ended unexpectedly"):
+        list(load_batches([0, 1], [[0], [1]], 1, _reset_and_end))  # type: ignore[arg-type]
 
 
 def test_a_process_that_stops_reading_ends(photos: Path) -> None:

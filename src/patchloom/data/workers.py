@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
+from multiprocessing.connection import wait
 from multiprocessing.util import Finalize
 from typing import Any
 
@@ -25,6 +26,7 @@ Batches = Generator[Any, None, None]
 _PR_SET_PDEATHSIG = 1  # of sys/prctl.h
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 _KEPT = 32 << 20  # bytes
+_ENDING = 2.0  # seconds that a killed process may take to end
 
 
 def load_batches(
@@ -99,7 +101,8 @@ def _read(loader: DataLoader[Any]) -> Batches:
                 raise batch
             yield batch
     except (RuntimeError, OSError, EOFError) as error:
-        if all(worker.is_alive() for worker in workers):
+        # The connection to a killed worker may be reset before its process has ended.
+        if not wait([worker.sentinel for worker in workers], timeout=_ENDING):
             raise
         raise PatchloomError(
             "A worker process that reads images ended unexpectedly: it was killed, or memory or shared memory ran "
