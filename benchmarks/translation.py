@@ -144,7 +144,6 @@ def trained(case: tuple[str, int, int, Path, Path]) -> dict[str, Any]:
         "params": parameters(network),
         "steps": steps,
         "epochs": run.records()[-1]["epoch"],
-        "tokens_per_s": run.records()[-1]["tokens_per_second"],  # evaluations included
         **{key: found[key] for key in ("bleu", "chrf", "bleu_tokenized", "loss", "count", "signatures")},
     }
 

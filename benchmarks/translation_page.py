@@ -40,11 +40,11 @@ QUALITY = """
 Multi30k English-German, {pairs:,} pairs. Both networks see the same {target_tokens:,} target tokens in the same batches ({steps:,} steps, {epochs} epochs), with
 their recipes `resmlp_mt@small` (Adagrad) and `transformer_mt@small` (Adam). Beam 4, `test_2016_flickr` ({count:,} sentences), last step.
 
-| network | seed | BLEU | chrF | tokenised BLEU | loss | target tokens per second |
-| :-- | --: | --: | --: | --: | --: | --: |
+| network | seed | BLEU | chrF | tokenised BLEU | loss |
+| :-- | --: | --: | --: | --: | --: |
 {rows}
 
-Mean BLEU: {means}. Tokens per second include the evaluations of the run, on one thread. BLEU: `{bleu}`; chrF: `{chrf}`.
+Mean BLEU: {means}. BLEU: `{bleu}`; chrF: `{chrf}`.
 """  # noqa: E501
 
 STEPS_TEXT = """
@@ -122,7 +122,7 @@ def _quality(rows: Sequence[Row]) -> str:
     ordered = sorted(rows, key=lambda row: (row["model"], row["seed"]))
     table = [
         f"| {row['model']} | {row['seed']} | {row['bleu']:.2f} | {row['chrf']:.2f} | {row['bleu_tokenized']:.2f} "
-        f"| {row['loss']:.4f} | {row['tokens_per_s']:.0f} |"
+        f"| {row['loss']:.4f} |"
         for row in ordered
     ]
     shared = {key: rows[0][key] for key in ("pairs", "target_tokens", "steps", "epochs", "count")}

@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import patchloom  # noqa: F401 - fills the registry
 from patchloom.models.complexity import complexity
-from patchloom.models.registry import Entry, entries
+from patchloom.models.registry import Entry, build, entries
 from patchloom.recipes.options import ClassificationOptions
 from patchloom.recipes.recipe import Recipe
 from patchloom.recipes.registry import find_recipe, list_recipes
@@ -116,7 +118,23 @@ def all_tags(_: str | None) -> str:
     return markdown(("tag", "image sizes"), rows, left=(0, 1))
 
 
+def text_models(_: str | None) -> str:
+    """The encoder-decoders: their sizes and numbers of parameters."""
+    rows = []
+    for entry in entries(kind="text"):
+        config: Any = entry.config
+        with torch.device("meta"):
+            network = build(config)
+        count = sum(parameter.numel() for parameter in network.parameters())
+        tables = config.vocab_size * config.dim  # one table embeds source and target and gives the logits
+        sizes = (config.depth, config.dim, config.hidden, config.max_length, f"{config.vocab_size:,}")
+        rows.append((f"`{config.name}`", *sizes, f"{count / 1e6:.2f}", f"{(count - tables) / 1e6:.2f}"))
+    head = ("model", "depth", "dim", "FFN", "max. length", "tokens", "params, M", "without embeddings, M")
+    return markdown(head, rows, left=(0,))
+
+
 TABLES: dict[str, Callable[[str | None], str]] = {
+    "text": text_models,
     "tags": all_tags,
     "models": all_models,
     "variants": variants,
