@@ -5,10 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
+import tomllib
 
 import patchloom
+from patchloom.tasks.commands import task_commands
 
 PUBLIC = [
     *("PatchloomError", "__version__", "capture_attention", "complexity", "create_model", "fuse", "layerscale_value"),
@@ -51,3 +54,10 @@ def test_what_a_name_needs_is_loaded_when_it_is_used() -> None:
         code = f"import patchloom; f = patchloom.{name}; print(len(patchloom.list_models()))"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert int(done.stdout) > 60
+
+
+def test_every_task_is_in_the_import_contract() -> None:
+    settings = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
+    contracts = settings["tool"]["importlinter"]["contracts"]
+    hidden = next(contract["forbidden_modules"] for contract in contracts if "registry only" in contract["name"])
+    assert sorted(hidden) == sorted(f"patchloom.tasks.{task.task}" for task in task_commands())

@@ -53,7 +53,7 @@ def run(folder: Path, tmp_path_factory) -> Path:
             ["distill", "t", "digits", *TINY, "model.distilled=false", "--how", "token", "--out", "x"],
             "distillation token",
         ),
-        (["finetune", "w", "digits", "--tau", "2", "--out", "x"], "--tau is for a --teacher"),
+        (["finetune", "w", "digits", "--tau", "2", "--out", "x"], "--tau applies only with --teacher"),
         (["finetune", "w", "digits", "--resolution", "32", "resolution=24", "--out", "x"], "differ: give one"),
         (["evaluate", "nowhere", "digits", "--fusion", "softmax"], "--head both"),
         (["evaluate", "nowhere", "digits", "--fusion", "x"], "Unknown value 'x' for --fusion"),

@@ -25,7 +25,7 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
     )
     group = parser.add_argument_group("models")
     group.add_argument("models", metavar="MODEL", nargs="+", help="model names, see `patchloom models`, or timm:NAME")
-    group.add_argument("--against", choices=["timm", "published"], help="what to compare with, measured in alternation")
+    group.add_argument("--against", choices=["timm", "published"], help="compare with this, measured in turns")
     group.add_argument(
         "--int8",
         action="store_true",
@@ -64,7 +64,7 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--compare",
         metavar="JSON",
-        help="earlier bench.json: fail if a metric is worse by more than noise",
+        help="earlier bench.json to compare with; fail if a metric is worse by more than the noise",
     )
     group.add_argument("--json", action="store_true", help=JSON_HELP)
     parser.set_defaults(run=run)

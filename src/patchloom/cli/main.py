@@ -105,7 +105,7 @@ def _is_setting(word: str) -> bool:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="patchloom",
-        description="Patch-based vision models, faithful to their papers.",
+        description="Train, evaluate, explain, search and deploy patch-based vision models.",
         epilog="\n".join(["exit codes:", *(f"  {code}  {meaning}" for code, meaning in EXIT_CODES.items())]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

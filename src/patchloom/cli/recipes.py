@@ -27,8 +27,8 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
         ["patchloom recipes", "patchloom recipes deit3_1k --model deit3_small"],
     )
     parser.add_argument("name", nargs="?", help="recipe to show, such as 'deit' or 'deit@small' (default: list all)")
-    parser.add_argument("--model", metavar="NAME", help="show the values for this model, such as 'cait_s36'")
     group = parser.add_argument_group("output")
+    group.add_argument("--model", metavar="NAME", help="show the values for this model, such as 'cait_s36'")
     group.add_argument("--json", action="store_true", help=JSON_HELP)
     parser.set_defaults(run=run)
 

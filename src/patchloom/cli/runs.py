@@ -22,7 +22,7 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
         "runs",
         shared,
         "list runs with their settings, metrics and status, or show one in detail",
-        ["patchloom runs", "patchloom runs runs/photos", "patchloom runs runs/ --html runs.html"],
+        ["patchloom runs runs/photos", "patchloom runs runs/ --html runs.html"],
     )
     parser.add_argument(
         "folders", metavar="DIR", nargs="*", default=["runs"], help="folders to search for runs (default: runs)"

@@ -17,7 +17,7 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
         commands,
         "search",
         argparse.ArgumentParser(add_help=False),
-        "build an index of images, search it by similarity and classify by it",
+        "build an index of images, find similar images and classify with it",
         [
             "patchloom search build runs/birds birds/ --out birds.index",
             "patchloom search query birds.index photo.jpg --gallery found.html",
@@ -45,7 +45,6 @@ def _add_build(parts: Any, shared: argparse.ArgumentParser) -> None:
         shared,
         "embed all images of a data set and write an index",
         [
-            "patchloom search build runs/birds birds/ --out birds.index",
             "patchloom search build runs/pets pets.csv --out pets.index --labels breed species --kind hnsw",
             "patchloom search build vit.safetensors photos/ --out photos.index model.heads=3 mean=0.5 std=0.5",
         ],
@@ -77,7 +76,7 @@ def _add_images(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     group.add_argument(
         "--weights",
         metavar="WEIGHTS",
-        help="weights the index was built with, if they have moved (default: from where the index remembers them)",
+        help="weights that the index was built with, if they have moved (default: the place that the index records)",
     )
     add_device(group)
     return group
@@ -103,7 +102,7 @@ def _add_query(parts: Any, shared: argparse.ArgumentParser) -> None:
         metavar="C",
         help=f"{CONDITION_HELP} or oracle=NAME (images of the class NAME first) (default: none)",
     )
-    group.add_argument("--coarse", metavar="COLUMN", help="column of the coarse classes (default: the trained one)")
+    group.add_argument("--coarse", metavar="COLUMN", help="column of the coarse classes (default: the one trained on)")
     group = parser.add_argument_group("output")
     group.add_argument("--gallery", metavar="FILE.html", help="also write a page with the pictures, in one file")
     group.add_argument("--json", action="store_true", help=JSON_HELP)
@@ -134,7 +133,7 @@ def _add_remove(parts: Any, shared: argparse.ArgumentParser) -> None:
         ["patchloom search remove pets.index train/pug/pug_1.jpg"],
     )
     parser.add_argument("index", metavar="INDEX", help="folder of an index")
-    parser.add_argument("keys", metavar="KEY", nargs="+", help="keys of images, as the results show them")
+    parser.add_argument("keys", metavar="KEY", nargs="+", help="keys of images, as `search query` prints them")
     parser.set_defaults(run=search_commands.remove)
 
 
@@ -180,7 +179,7 @@ def _add_evaluate(parts: Any, shared: argparse.ArgumentParser) -> None:
         metavar="C",
         help=f"{CONDITION_HELP} or oracle (images of the query's coarse class first) (default: none)",
     )
-    group.add_argument("--coarse", metavar="COLUMN", help="column of the coarse classes (default: the trained one)")
+    group.add_argument("--coarse", metavar="COLUMN", help="column of the coarse classes (default: the one trained on)")
     group.add_argument("-k", type=int, metavar="N", help="neighbours for kNN (default: by leave-one-out)")
     group.add_argument("--workers", metavar="N", type=int, default=0, help="processes that read images (default: 0)")
     group.add_argument("--json", action="store_true", help=JSON_HELP)
@@ -192,25 +191,29 @@ def _add_split(parts: Any, shared: argparse.ArgumentParser) -> None:
         parts,
         "split",
         shared,
-        "propose finer classes: clusters of the images inside every class",
+        "propose finer classes by clustering the images of every class",
         [
             "patchloom search split pets.index --labels species --out finer.csv --gallery sheets.html",
             "patchloom search split pets.index --labels species --clusters 12 --out finer.csv --truth breed",
         ],
     )
     parser.add_argument("index", metavar="INDEX", help="folder of an index")
-    parser.add_argument("--labels", metavar="COLUMN", required=True, help="column of the classes to split")
-    parser.add_argument(
+    group = parser.add_argument_group("clusters")
+    group.add_argument("--labels", metavar="COLUMN", required=True, help="column of the classes to split")
+    group.add_argument(
         "--clusters",
         metavar="N",
         default="auto",
-        help="clusters in every class, or auto: the largest number whose clusters are stable (default: auto)",
+        help="number of clusters per class, or auto for the largest stable number (default: auto)",
     )
-    parser.add_argument("--truth", metavar="COLUMN", help="column to compare with: adjusted Rand index and purity")
-    parser.add_argument("--out", metavar="FILE.csv", required=True, help="manifest to write, with the new column")
-    parser.add_argument("--column", metavar="NAME", default="cluster", help="name of the new column (default: cluster)")
-    parser.add_argument("--gallery", metavar="FILE.html", help="also write a page with a contact sheet per cluster")
-    parser.add_argument("--json", action="store_true", help=JSON_HELP)
+    group.add_argument(
+        "--truth", metavar="COLUMN", help="known classes to compare with, by adjusted Rand index and purity"
+    )
+    group = parser.add_argument_group("output")
+    group.add_argument("--out", metavar="FILE.csv", required=True, help="manifest to write, with the new column")
+    group.add_argument("--column", metavar="NAME", default="cluster", help="name of the new column (default: cluster)")
+    group.add_argument("--gallery", metavar="FILE.html", help="also write a page with a contact sheet per cluster")
+    group.add_argument("--json", action="store_true", help=JSON_HELP)
     parser.set_defaults(run=search_commands.split)
 
 
@@ -219,14 +222,12 @@ def _add_matrix(parts: Any, shared: argparse.ArgumentParser) -> None:
         parts,
         "matrix",
         shared,
-        "compare runs that were trained on different levels of labels, on every level",
+        "evaluate runs that were trained on different label levels, each on every level",
         ["patchloom search matrix runs/species runs/breed --data pets.csv --labels species breed --out matrix"],
     )
-    _add_runs(parser)
-    parser.add_argument(
-        "--labels", metavar="COLUMN", nargs="+", required=True, help="levels to test on, coarse to fine"
-    )
-    parser.add_argument("--condition", default="none", metavar="C", help="none, coarse or oracle (default: none)")
+    group = _add_runs(parser)
+    group.add_argument("--labels", metavar="COLUMN", nargs="+", required=True, help="levels to test on, coarse to fine")
+    group.add_argument("--condition", default="none", metavar="C", help="none, coarse or oracle (default: none)")
     parser.set_defaults(run=search_commands.matrix)
 
 
@@ -235,20 +236,24 @@ def _add_analyse(parts: Any, shared: argparse.ArgumentParser) -> None:
         parts,
         "analyse",
         shared,
-        "measure what embeddings keep of fine labels: separability, linear classifier, PCA energy, t-SNE",
+        "measure how well embeddings separate fine labels: separability, linear classifier, PCA energy, t-SNE",
         ["patchloom search analyse runs/grafit runs/ce --data pets.csv --fine breed --coarse species --out analysis"],
     )
-    _add_runs(parser)
-    parser.add_argument("--fine", metavar="COLUMN", required=True, help="column of the fine labels")
-    parser.add_argument("--coarse", metavar="COLUMN", required=True, help="column of the coarse labels")
-    parser.add_argument("--count", metavar="N", type=int, help="training images to use, evenly spread (default: all)")
-    parser.add_argument("--shown", metavar="N", type=int, default=500, help="images in the t-SNE plot (default: 500)")
+    group = _add_runs(parser)
+    group.add_argument("--fine", metavar="COLUMN", required=True, help="column of the fine labels")
+    group.add_argument("--coarse", metavar="COLUMN", required=True, help="column of the coarse labels")
+    group.add_argument("--count", metavar="N", type=int, help="training images to use, evenly spread (default: all)")
+    group.add_argument("--shown", metavar="N", type=int, default=500, help="images in the t-SNE plot (default: 500)")
     parser.set_defaults(run=search_commands.analyse)
 
 
-def _add_runs(parser: argparse.ArgumentParser) -> None:
+def _add_runs(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Runs, data and output; returns the group of the data."""
     parser.add_argument("runs", metavar="RUN", nargs="+", help=MODEL_HELP)
-    parser.add_argument("--data", metavar="DATA", required=True, help=DATA_HELP)
-    parser.add_argument("--out", metavar="DIR", help="folder for the JSON file and the figures")
-    add_device(parser)
-    parser.add_argument("--json", action="store_true", help=JSON_HELP)
+    data = parser.add_argument_group("data")
+    data.add_argument("--data", metavar="DATA", required=True, help=DATA_HELP)
+    add_device(data)
+    group = parser.add_argument_group("output")
+    group.add_argument("--out", metavar="DIR", help="folder for the JSON file and the figures")
+    group.add_argument("--json", action="store_true", help=JSON_HELP)
+    return data

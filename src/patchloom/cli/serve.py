@@ -16,7 +16,6 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
         shared,
         "serve models over HTTP, with a web page",
         [
-            "patchloom serve runs/birds",
             "patchloom serve birds=runs/birds deit_tiny.fb_in1k --host 0.0.0.0 --port 8080 --token SECRET-TOKEN",
             "patchloom serve runs/birds --index birds.index",
         ],
@@ -31,7 +30,9 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
     )
     add_device(group)
     group = parser.add_argument_group("search")
-    group.add_argument("--index", metavar="INDEX", help="find similar images in this index of `patchloom search build`")
+    group.add_argument(
+        "--index", metavar="INDEX", help="index to find similar images in, from `patchloom search build`"
+    )
     group.add_argument(
         "--coarse",
         metavar="COLUMN",
@@ -52,7 +53,7 @@ def _add_access(group: Any) -> None:
         dest="allowed_hosts",
         action="append",
         metavar="NAME",
-        help="accept requests to this host name, repeatable (default: any name, or only loopback names on loopback)",
+        help="accept requests to this host name, repeatable (default: any; on loopback, only names of this machine)",
     )
 
 

@@ -22,8 +22,7 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
             _add_run_options(parser)
             parser.set_defaults(run=partial(run_command, command), settings=[])
     _add_resume(commands, shared, "resume", "resume an interrupted run exactly where it stopped")
-    extend = _add_resume(commands, shared, "extend", "train a run for more epochs")
-    extend.add_argument("--epochs", type=int, required=True, metavar="N", help="number of epochs to add")
+    _add_resume(commands, shared, "extend", "train a run for more epochs", extends=True)
 
 
 def _add_run_options(parser: argparse.ArgumentParser) -> None:
@@ -40,15 +39,16 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--json", action="store_true", help="print the last log record, or the plan, as JSON")
 
 
-def _add_resume(commands: Any, shared: argparse.ArgumentParser, name: str, text: str) -> Any:
-    example = f"patchloom {name} runs/photos{' --epochs 10' if name == 'extend' else ''}"
+def _add_resume(commands: Any, shared: argparse.ArgumentParser, name: str, text: str, extends: bool = False) -> None:
+    example = f"patchloom {name} runs/photos{' --epochs 10' * extends}"
     parser = add_command(commands, name, shared, text, [example])
     parser.add_argument("run_folder", metavar="RUN", help="run folder")
     group = parser.add_argument_group("run")
+    if extends:
+        group.add_argument("--epochs", type=int, required=True, metavar="N", help="number of epochs to add")
     add_device(group)
     group.add_argument("--json", action="store_true", help="print the last log record as JSON")
     parser.set_defaults(run=run_resume)
-    return parser
 
 
 def run_command(command: Command, options: argparse.Namespace) -> None:

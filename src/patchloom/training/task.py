@@ -177,9 +177,7 @@ def split(batch: Any, parts: int) -> list[Any]:
 
 
 def head(batch: Any, count: int) -> Any:
-    """The first samples of a batch.
-    The first `count` samples of a batch, in the same structure.
-    """
+    """The first `count` samples of a batch, in the same structure."""
     return _each(batch, lambda values: values[:count])
 
 

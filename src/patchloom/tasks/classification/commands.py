@@ -17,7 +17,7 @@ _WEIGHTS = "run folder, exported model, checkpoint, weight file, published tag o
 
 def _add_train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("data", metavar="DATA", help=_DATA)
-    _add_model(parser, required=False)
+    model = _add_model(parser, required=False)
     _add_splits(parser)
     sequence = parser.add_argument_group("fine-tuning afterwards")
     sequence.add_argument(
@@ -31,7 +31,7 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="recipe of this fine-tuning (default: the fine-tuning recipe of the family)",
     )
-    parser.add_argument(
+    model.add_argument(
         "--scales-from",
         metavar="RUN",
         help="initialise the residual scales from another model; model.scale_trainable=false keeps them fixed",
@@ -53,31 +53,34 @@ def _add_distill(parser: argparse.ArgumentParser) -> None:
 def _add_finetune(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("start", metavar="FROM", help=_WEIGHTS)
     parser.add_argument("data", metavar="DATA", help=_DATA)
-    parser.add_argument(
+    group = parser.add_argument_group("fine-tuning")
+    group.add_argument(
         "--recipe",
         metavar="NAME",
         help="recipe name (default: the fine-tuning recipe of the family, or new_classes for new classes)",
     )
-    parser.add_argument("--resolution", type=int, metavar="R", help="image size in pixels (default: that of the model)")
-    parser.add_argument(
+    group.add_argument("--resolution", type=int, metavar="R", help="image size in pixels (default: that of the model)")
+    group.add_argument(
         "--tune", metavar="PART", help="parameters to train: all, attention, ffn or head (default: set by the recipe)"
     )
-    parser.add_argument("--delta", action="store_true", help="also export a delta, with only the changed tensors")
+    group.add_argument("--delta", action="store_true", help="also export a delta, with only the changed tensors")
     _add_distillation(parser)
     _add_splits(parser)
 
 
-def _add_model(parser: argparse.ArgumentParser, required: bool) -> None:
+def _add_model(parser: argparse.ArgumentParser, required: bool) -> argparse._ArgumentGroup:
     default = "" if required else " (default: chosen from the data)"
-    parser.add_argument(
+    group = parser.add_argument_group("model and recipe")
+    group.add_argument(
         "--model", required=required, metavar="NAME", help=f"model name, see `patchloom models`, or timm:NAME{default}"
     )
-    parser.add_argument(
+    group.add_argument(
         "--recipe",
         required=required,
         metavar="NAME",
         help=f"recipe name such as deit@small, see `patchloom recipes`{default}",
     )
+    return group
 
 
 def _add_splits(parser: argparse.ArgumentParser) -> None:
@@ -93,7 +96,7 @@ def _add_distillation(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="TEACHER",
-        help="teacher to learn from; repeatable, probabilities are averaged",
+        help="teacher to learn from, repeatable; the probabilities of several are averaged",
     )
     group.add_argument(
         "--method", help="distillation method: hard, soft or token (default: token for DeiT, hard for other families)"
@@ -190,7 +193,7 @@ def _distillation(options: argparse.Namespace) -> Any:
     words = [word for word in options.settings if word.startswith("teacher.")]
     if not teachers:
         if fields or words:
-            raise PatchloomError(f"{next((f'--{name}' for name in fields), *words[:1])} is for a --teacher.")
+            raise PatchloomError(f"{next((f'--{name}' for name in fields), *words[:1])} applies only with --teacher.")
         return None
     options.settings = [word for word in options.settings if word not in words]
     # mean and std have keys of their own in `parse_words`; all others are options of a model, hence the prefix.
@@ -214,11 +217,13 @@ def _finish(options: argparse.Namespace) -> Any:
     resolution = getattr(options, "finish", None)
     if resolution is None:
         if words or getattr(options, "finish_recipe", None):
-            raise PatchloomError(f"{(*words, '--finish-recipe')[0]} is for a second stage: --finish R asks for one.")
+            raise PatchloomError(f"{(*words, '--finish-recipe')[0]} applies only with --finish R.")
         return None
     changes, model_options = parse_words((word.removeprefix("finish.") for word in words), ClassificationOptions)
     if model_options or "resolution" in changes:
-        raise PatchloomError("The second stage has the network of the first, at the size of --finish.")
+        raise PatchloomError(
+            "finish. changes the recipe of the second stage, not its model or image size: --finish R is the size."
+        )
     return FinishHigh(resolution, changes, options.finish_recipe)
 
 

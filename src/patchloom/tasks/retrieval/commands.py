@@ -14,13 +14,14 @@ _FIELDS = ("loss", "views", "projector", "instance_weight")  # of the recipe, th
 
 def _add_grafit(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("data", metavar="DATA", help="CSV file, folder with one subfolder per class, or another source")
-    parser.add_argument(
+    group = parser.add_argument_group("model and recipe")
+    group.add_argument(
         "--model",
         required=True,
         metavar="TRUNK",
-        help="model name or timm:NAME, with random weights; or weights to start from: run folder, file or tag",
+        help="model to train from random weights (a name or timm:NAME), or weights to start from (run, file or tag)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--recipe",
         metavar="NAME",
         help="recipe name: grafit, grafit_fc, grafit_baseline, snca, snca_plus, clusterfit_plus, each with @small "
@@ -28,21 +29,21 @@ def _add_grafit(parser: argparse.ArgumentParser) -> None:
     )
     group = parser.add_argument_group("method")
     group.add_argument(
-        "--loss", help="knn+inst, knn, inst, ce, ce+inst, triplet or ce+triplet (default: the recipe's, knn+inst)"
+        "--loss", help="loss: knn+inst, knn, inst, ce, ce+inst, triplet or ce+triplet (default: set by the recipe)"
     )
-    group.add_argument("--projector", help="mlp, fc or none (default: the recipe's, mlp)")
+    group.add_argument("--projector", help="projector: mlp, fc or none (default: set by the recipe)")
+    group.add_argument("--views", type=int, metavar="T", help="number of augmented views per image (default: 4)")
     group.add_argument(
-        "--views", type=int, metavar="T", help="augmentations of each image for the instance loss (default: 4)"
-    )
-    group.add_argument(
-        "--instance-weight", type=float, metavar="X", help="weight of the instance loss in the sum (default: 1)"
+        "--instance-weight", type=float, metavar="X", help="weight of the instance or triplet loss (default: 1)"
     )
     group.add_argument(
-        "--clusters-from", metavar="RUN", help="for clusterfit_plus: the network whose vectors are clustered"
+        "--clusters-from", metavar="RUN", help="model whose embeddings are clustered, for clusterfit_plus"
     )
     group = parser.add_argument_group("data")
     group.add_argument(
-        "--labels", metavar="COLUMN", help="label column to train on, or none (default: the only column of the data)"
+        "--labels",
+        metavar="COLUMN",
+        help="label column to train on, or none to train without labels (default: the only column)",
     )
     add_split_arguments(group)
 

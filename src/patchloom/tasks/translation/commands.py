@@ -10,11 +10,20 @@ from patchloom.tasks.commands import Command, Output, Tool
 
 def _add_translate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("data", metavar="DATA", help="folder with train.en, train.de, val.en, val.de, plain or .gz")
-    parser.add_argument("--pair", required=True, help="source and target language, such as en-de")
-    parser.add_argument("--model", required=True, help="model name: resmlp_mt_6, transformer_mt_6, resmlp_mt_nano, ...")
-    parser.add_argument("--recipe", help="recipe name (default: the family's, in its small form below a million pairs)")
-    parser.add_argument(
-        "--vocabulary", metavar="FILE", help="model of sentencepiece (default: trained on the training split)"
+    parser.add_argument_group("data").add_argument(
+        "--pair", required=True, metavar="SOURCE-TARGET", help="source and target language, such as en-de"
+    )
+    group = parser.add_argument_group("model and recipe")
+    group.add_argument(
+        "--model", required=True, metavar="NAME", help="model name: resmlp_mt_6, transformer_mt_6, resmlp_mt_nano, ..."
+    )
+    group.add_argument(
+        "--recipe",
+        metavar="NAME",
+        help="recipe name (default: that of the model's family; its @small form below a million sentence pairs)",
+    )
+    group.add_argument(
+        "--vocabulary", metavar="FILE", help="sentencepiece model (default: trained on the training split)"
     )
 
 
@@ -29,17 +38,23 @@ def _plan(options: argparse.Namespace) -> Any:
     )
 
 
-def _add_search(parser: argparse.ArgumentParser) -> None:
+def _add_search(parser: argparse.ArgumentParser) -> Any:
     group = parser.add_argument_group("models that translate")
-    group.add_argument("--beam", type=int, help="hypotheses of the beam search (default: the recipe's, 4)")
     group.add_argument(
-        "--length-penalty", metavar="X", type=float, help="score = log p / length^X (default: the recipe's, 0.6)"
+        "--beam", type=int, metavar="N", help="number of hypotheses in the beam search (default: that of the recipe)"
     )
+    group.add_argument(
+        "--length-penalty",
+        metavar="X",
+        type=float,
+        help="exponent X of the score log p / length^X of a hypothesis (default: that of the recipe)",
+    )
+    return group
 
 
 def _add_predict(parser: argparse.ArgumentParser) -> None:
-    _add_search(parser)
-    parser.add_argument("--file", metavar="FILE", help="text to translate, one sentence per line")
+    group = _add_search(parser)
+    group.add_argument("--file", metavar="FILE", help="text to translate, one sentence per line")
 
 
 def _evaluate(options: argparse.Namespace) -> Output:
@@ -86,8 +101,8 @@ COMMANDS = (
         "translate",
         "train a network that translates text",
         "patchloom translate DATA --pair en-de --model M [--recipe R] [--out RUN] [key=value ...]",
-        "Train an encoder-decoder on parallel text, evaluate it and write a report. Settings are key=value: any field "
-        "of a recipe (epochs=10, batch_tokens=4000) and options of the model (model.max_length=128).",
+        "Train an encoder-decoder on parallel text, evaluate it and write a report. key=value changes a field of "
+        "the recipe (epochs=10, batch_tokens=4000) or an option of the model (model.max_length=128).",
         ("patchloom translate multi30k/ --pair en-de --model resmlp_mt_nano --out runs/en-de",),
         _add_translate,
         _plan,
