@@ -76,3 +76,10 @@ def test_an_option_of_two_tasks_says_what_it_means_for_each() -> None:
     parser = next(parser for parser in COMMANDS if parser.prog == "patchloom evaluate")
     text = " ".join(parser.format_help().split())
     assert "for --probe knn (default: 10); models of grafit: number of neighbours (default: chosen by" in text
+
+
+def test_commands_and_flags_change_only_on_purpose() -> None:
+    # Scripts depend on them. If this fails on purpose, edit tests/reference/commands.txt and say so in CHANGELOG.md.
+    recorded = (Path(__file__).parents[1] / "reference" / "commands.txt").read_text().splitlines()
+    flags = {parser.prog: sorted({flag for a in parser._actions for flag in a.option_strings}) for parser in COMMANDS}
+    assert [" ".join([command, *flags[command]]) for command in sorted(flags)] == recorded
