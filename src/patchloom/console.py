@@ -1,4 +1,4 @@
-"""What a long command says: a moving line on a terminal, plain lines elsewhere, nothing from helper processes."""
+"""Progress and messages: a moving line on a terminal, plain lines elsewhere, nothing from helper processes."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def _labels(i: int, short: str, name: str, sizes: tuple[int, int]) -> str:
 def _cell(i: int, j: int, count: int, total: int, names: Sequence[str], sizes: tuple[int, int]) -> str:
     margin, side = sizes
     x, y, share = margin + side * j, margin + side * i, count / max(total, 1)
-    said = f"{names[i]} predicted as {names[j]}: {count} of {total}"
+    text = f"{names[i]} predicted as {names[j]}: {count} of {total}"
     colour = "var(--mark)" if i == j else "var(--bad)"
     opacity = 0.15 + 0.85 * share  # a single error among thousands is still seen
     number = ""
@@ -162,6 +162,6 @@ def _cell(i: int, j: int, count: int, total: int, names: Sequence[str], sizes: t
             f'<text x="{x + side / 2}" y="{y + side / 2 + 5}" text-anchor="middle" style="fill:{ink}">{count}</text>'
         )
     return (
-        f'<g><title>{escape(said)}</title><rect x="{x}" y="{y}" width="{side}" height="{side}" '
+        f'<g><title>{escape(text)}</title><rect x="{x}" y="{y}" width="{side}" height="{side}" '
         f'style="fill:{colour}" fill-opacity="{opacity:.2f}"/>{number}</g>'
     )

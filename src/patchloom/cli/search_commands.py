@@ -36,15 +36,15 @@ def build(options: argparse.Namespace) -> None:
 def query(options: argparse.Namespace) -> None:
     """Search and print the results."""
     index = _open(options)
-    answers = index.query(_images(options.images), options.k, options.condition, coarse=options.coarse)
+    results = index.query(_images(options.images), options.k, options.condition, coarse=options.coarse)
     if options.gallery is not None:
         from patchloom.search.gallery import write_gallery
 
-        write_gallery(index, answers, options.gallery, title=f"Neighbours in {options.index}")
+        write_gallery(index, results, options.gallery, title=f"Neighbours in {options.index}")
     if options.json:
-        print_json(answers)
+        print_json(results)
         return
-    for answer in answers:
+    for found in results:
         rows = [
             (
                 f"{rank}",
@@ -52,11 +52,11 @@ def query(options: argparse.Namespace) -> None:
                 result["key"],
                 ", ".join(str(v) for v in result["labels"].values() if v),
             )
-            for rank, result in enumerate(answer["results"], 1)
+            for rank, result in enumerate(found["results"], 1)
         ]
-        print_lines(answer["query"], *(f"  {line}" for line in table(rows, right=(0, 1))))
-        for column, found in answer["knn"].items():
-            print_lines(f"  {column}: {_likely(found)}")
+        print_lines(found["query"], *(f"  {line}" for line in table(rows, right=(0, 1))))
+        for column, votes in found["knn"].items():
+            print_lines(f"  {column}: {_likely(votes)}")
     if options.gallery is not None:
         print_lines(f"Wrote {options.gallery}")
 
@@ -139,21 +139,21 @@ def split(options: argparse.Namespace) -> None:
 
     index = Index.open(options.index)
     clusters = splitting.parse_clusters(options.clusters)
-    found, about = splitting.split_index(
+    found, summary = splitting.split_index(
         index, options.labels, clusters=clusters, truth=options.truth, console=Console(sys.stderr)
     )
     rows = splitting.write_manifest(index, found, options.out, options.column)
     if options.gallery is not None:
         splitting.write_sheets(index, found, options.gallery)
     if options.json:
-        print_json({**about, "column": options.column, "file": options.out, "rows": rows})
+        print_json({**summary, "column": options.column, "file": options.out, "rows": rows})
         return
     scores = ("ARI", "purity") if options.truth is not None else ()
     head = (options.labels, "images", "clusters", "stability", *scores, "")
-    print_lines(*table([head, *splitting.summary_rows(about["classes"])], right=range(1, len(head) - 1)))
+    print_lines(*table([head, *splitting.summary_rows(summary["classes"])], right=range(1, len(head) - 1)))
     if scores:
         print_lines(
-            f"All: adjusted Rand index {about['ari']:.3f}, purity {about['purity']:.3f} against {options.truth}."
+            f"All: adjusted Rand index {summary['ari']:.3f}, purity {summary['purity']:.3f} against {options.truth}."
         )
     print_lines(f"Wrote {options.out}: {rows} images, column {options.column!r}.")
 

@@ -152,17 +152,17 @@ class OwnAugment:
             made = self.function(as_image(picture))
         # as_picture would take a text for the path of an image.
         if isinstance(made, str):
-            raise PatchloomError("The augmentation gives a str; expected a PIL image, an array or a tensor.")
+            raise PatchloomError("The augmentation returns a str; expected a PIL image, an array or a tensor.")
         try:
             given = as_picture(made)
         except PatchloomError as error:
-            raise PatchloomError(f"The augmentation gives no image that can be used. {error}") from error
+            raise PatchloomError(f"The augmentation returns no usable image. {error}") from error
         if isinstance(given, Tensor):
             return given
         pixels = np.asarray(given)
         if pixels.shape[:2] != tuple(size):
             raise PatchloomError(
-                f"The augmentation gives an image of {pixels.shape[0]} x {pixels.shape[1]} pixels; the network takes "
+                f"The augmentation returns an image of {pixels.shape[0]} x {pixels.shape[1]} pixels; the network takes "
                 f"{size[0]} x {size[1]}. Resize or crop it to this size in the augmentation."
             )
         return pixels

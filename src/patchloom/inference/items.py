@@ -130,9 +130,9 @@ def held_out_by(model: Model, data: str | PathLike[str]) -> RunSplit | None:
     if (run := Run.of(Path(model).resolve())) is None:
         return None
     with suppress(PatchloomError, OSError, KeyError):
-        about, settings = run.environment()["data"], run.settings
+        data_of_run, settings = run.environment()["data"], run.settings
         # Held-out images are names: they mean nothing in other data.
-        same = os.path.realpath(about["where"]) == os.path.realpath(data)
-        held_out = frozenset(about["held_out"]) if same and "held_out" in about else None
+        same = os.path.realpath(data_of_run["where"]) == os.path.realpath(data)
+        held_out = frozenset(data_of_run["held_out"]) if same and "held_out" in data_of_run else None
         return RunSplit(settings.get("train_split"), settings.get("test_split"), held_out)
     return None

@@ -37,7 +37,9 @@ def open_model(
     else:
         network = unwrapped(model)
         if resolution is not None and network.config.img_size != (resolution, resolution):
-            raise PatchloomError("Another resolution needs weights that are loaded: save the model, evaluate the file.")
+            raise PatchloomError(
+                "The resolution of a network in memory cannot be changed: save it, and evaluate the file."
+            )
         if device in (None, "auto"):
             return network.eval()
     return network.to(chosen).eval()

@@ -46,7 +46,7 @@ def predict(
         PatchloomError: the model cannot be opened. Images that cannot be read are rows with an error.
     """
     if top < 1:
-        raise PatchloomError(f"At least one class is named, not {top}.")
+        raise PatchloomError(f"top must be at least 1, not {top}.")
     network = fuse(open_model(model, base=base, device=device))
     waiting, rows = expand_all(images), list[dict[str, Any]]()
     # At most `batch` images are open at a time, however many files a folder has.

@@ -99,7 +99,7 @@ def trunk_shape(trunk: str) -> dict[str, Any]:
     shape = _probe(trunk, 3)[1]
     if len(shape) != 4 or shape[2] != shape[3] or shape[2] == 1 or 224 % shape[2]:
         raise PatchloomError(
-            f"timm's {trunk!r} gives no map (batch, channels, height, width) to pool "
+            f"timm's {trunk!r} returns no feature map (batch, channels, height, width) to pool "
             f"whose cells tile an image of 224 pixels, but {shape}."
         )
     return {"dim": shape[1], "patch_size": 224 // shape[2]}

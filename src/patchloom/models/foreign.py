@@ -151,7 +151,7 @@ class ForeignNetwork(Network):
     def _stages(self, images: Tensor, blocks: Sequence[int]) -> list[Features]:
         count = len(getattr(self.network, "feature_info", ()))
         if not hasattr(self.network, "forward_intermediates") or not count:
-            raise PatchloomError(f"{self.config.name} gives no outputs of single blocks.")
+            raise PatchloomError(f"{self.config.name} does not provide the outputs of single blocks.")
         chosen = block_indices(blocks, count, self.config.name)
         wanted = sorted(set(chosen))  # timm gives each once, in its own order
         maps = self.network.forward_intermediates(images, indices=wanted, intermediates_only=True, output_fmt="NCHW")
@@ -169,7 +169,7 @@ class ForeignNetwork(Network):
             prefix = out.shape[1] - height * width
             if prefix >= 0 and prefix == getattr(self.network, "num_prefix_tokens", prefix):
                 return Features(out, TokenLayout(prefix, height, width))
-        raise PatchloomError(f"{self.config.name} gives neither a map nor tokens of its patches: use `embed`.")
+        raise PatchloomError(f"{self.config.name} provides neither a feature map nor patch tokens: use `embed`.")
 
     def reset_head(self, num_classes: int) -> None:
         """A classifier with random weights for other classes."""
@@ -250,7 +250,7 @@ def _fixed_size(config: ForeignConfig) -> bool:
 
 @lru_cache
 def _published(name: str) -> Any:
-    """What timm says of a network: image size, normalisation, classifier."""
+    """timm's metadata of a network: image size, normalisation, classifier."""
     return import_timm().get_pretrained_cfg(name)
 
 

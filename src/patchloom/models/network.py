@@ -104,5 +104,5 @@ def unwrapped(model: Any) -> Network:
     while not isinstance(inner, Network):
         inner = getattr(inner, "_orig_mod", getattr(inner, "module", None))
         if inner is None:
-            raise PatchloomError(f"A network of patchloom is needed, not {type(model).__name__}.")
+            raise PatchloomError(f"Expected a network of patchloom, not {type(model).__name__}.")
     return inner

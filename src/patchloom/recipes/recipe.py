@@ -112,7 +112,9 @@ class Recipe:
                 f"no_decay of {self.name} must be roles of parameters ({', '.join(ROLES)}), not {unknown}."
             )
         if self.head_lr is not None and self.lr == 0:
-            raise PatchloomError(f"lr=0 of {self.name} beside a head_lr: `finetune --tune head` trains the head alone.")
+            raise PatchloomError(
+                f"lr=0 with a head_lr in {self.name}: to train only the head, use `finetune --tune head`."
+            )
         if not self.layer_decay > 0:
             raise PatchloomError(f"layer_decay of {self.name} is above 0 and at most 1, not {self.layer_decay}.")
         if self.nesterov and not self.momentum:

@@ -21,7 +21,9 @@ def free_folder(data: str | PathLike[str], root: Path = Path("runs")) -> Iterato
     try:
         folder = _made(root, name)
     except OSError as error:
-        raise PatchloomError(f"A folder in {root} cannot be made: {error.strerror}; --out names another.") from error
+        raise PatchloomError(
+            f"Cannot create a folder in {root}: {error.strerror}. Choose another place with --out."
+        ) from error
     try:
         yield folder
     finally:

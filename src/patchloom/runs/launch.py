@@ -136,7 +136,9 @@ def read_config(run: Run) -> RunConfig:
 def _extended(config: RunConfig, more: int, console: Console) -> RunConfig:
     recipe = config.recipe
     if recipe.steps is not None:
-        raise PatchloomError(f"The run has steps={recipe.steps} and no number of epochs to add to.")
+        raise PatchloomError(
+            f"The length of the run is given in steps (steps={recipe.steps}), so no epochs can be added."
+        )
     epochs = recipe.epochs + more
     consequence = {
         "constant": "the learning rate stays as it is",

@@ -1,4 +1,4 @@
-"""What a run will do, before it does it. The task says it; nothing is written."""
+"""The plan of a run, made by its task: sizes, steps and an estimate of the time. Nothing is written."""
 
 from __future__ import annotations
 

@@ -144,9 +144,15 @@ def table_rows(found: Mapping[str, Any]) -> list[list[str]]:
     """One row per run: separability without and with conditioning, and the linear classifier, in percent."""
     rows = [["run", "separability", "conditioned", f"linear {found['fine']}", ""]]
     for run, one in found["runs"].items():
-        about = one["separability"]
-        with_ = "-" if about["conditioned"] is None else f"{_percent(about['conditioned'], about['conditioned_std'])}"
-        rows.append([run, _percent(about["accuracy"], about["std"]), with_, f"{100 * one['linear']:.1f}", ""])
+        separability = one["separability"]
+        with_ = (
+            "-"
+            if separability["conditioned"] is None
+            else f"{_percent(separability['conditioned'], separability['conditioned_std'])}"
+        )
+        rows.append(
+            [run, _percent(separability["accuracy"], separability["std"]), with_, f"{100 * one['linear']:.1f}", ""]
+        )
     return rows
 
 

@@ -55,9 +55,9 @@ def column_of_class(columns: Mapping[str, Column], name: str, asked: str | None)
     """The column that has the class of an oracle; the coarsest of several."""
     if asked is not None:
         return asked
-    having = [column for column, about in columns.items() if name in about.names]
+    having = [column for column, labels in columns.items() if name in labels.names]
     if not having:
-        known = ", ".join(sorted({one for about in columns.values() for one in about.names})[:20])
+        known = ", ".join(sorted({one for labels in columns.values() for one in labels.names})[:20])
         raise PatchloomError(f"No label column has the class {name!r} of --condition oracle={name}. Classes: {known}.")
     return min(having, key=lambda column: len(columns[column].names))
 

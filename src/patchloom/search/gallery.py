@@ -99,7 +99,7 @@ def frame(labels: Mapping[str, str | None], truth: Mapping[str, str | None], fin
 
 
 def write_gallery(
-    index: Index, answers: Sequence[Mapping[str, Any]], path: str | PathLike[str], title: str = "Neighbours"
+    index: Index, results: Sequence[Mapping[str, Any]], path: str | PathLike[str], title: str = "Neighbours"
 ) -> None:
     """Write what `Index.query` returned as a page: each query with its ranked neighbours.
 
@@ -109,7 +109,7 @@ def write_gallery(
     pictures = Pictures(index.header.data)
     columns = sorted(index.columns, key=lambda name: -len(index.columns[name].names))
     places = {key: place for place, key in enumerate(index.contents.keys)}
-    rows = "".join(_row(index, answer, pictures, columns, places) for answer in answers)
+    rows = "".join(_row(index, found, pictures, columns, places) for found in results)
     _write(Path(path), title, _legend(columns) + rows)
 
 
@@ -154,12 +154,12 @@ def _legend(columns: Sequence[str]) -> str:
 
 
 def _row(
-    index: Index, answer: Mapping[str, Any], pictures: Pictures, columns: Sequence[str], places: Mapping[str, int]
+    index: Index, found: Mapping[str, Any], pictures: Pictures, columns: Sequence[str], places: Mapping[str, int]
 ) -> str:
-    truth = _labels_of_query(index, answer, places)
+    truth = _labels_of_query(index, found, places)
     guesses = "".join(f"<br>{escape(name)}: {escape(str(value))}" for name, value in truth.items() if value)
     query = _figure(
-        _query_picture(answer["query"]), "var(--ink)", f"<b>query</b><br>{escape(_short(answer['query']))}{guesses}"
+        _query_picture(found["query"]), "var(--ink)", f"<b>query</b><br>{escape(_short(found['query']))}{guesses}"
     )
     results = "".join(
         _figure(
@@ -168,19 +168,19 @@ def _row(
             f"{rank}. {result['score']:.3f} {escape(_short(result['key']))}"
             + "".join(f"<br>{escape(str(result['labels'][name]))}" for name in columns if result["labels"][name]),
         )
-        for rank, result in enumerate(answer["results"], 1)
+        for rank, result in enumerate(found["results"], 1)
     )
     return f"<div class=row>{query}{results}</div>"
 
 
-def _labels_of_query(index: Index, answer: Mapping[str, Any], places: Mapping[str, int]) -> dict[str, str | None]:
+def _labels_of_query(index: Index, found: Mapping[str, Any], places: Mapping[str, int]) -> dict[str, str | None]:
     """The labels of a query that is in the index; else its likeliest classes."""
     root = index.header.data.get("root")
-    named = Path(str(answer["query"])).absolute()
+    named = Path(str(found["query"])).absolute()
     key = named.relative_to(root).as_posix() if root and named.is_relative_to(root) else named.as_posix()
     if key in places:
         return index.contents.labels(places[key])
-    return {column: next(iter(found), None) for column, found in answer["knn"].items()}
+    return {column: next(iter(votes), None) for column, votes in found["knn"].items()}
 
 
 def _query_picture(name: str) -> Image.Image | None:

@@ -301,11 +301,13 @@ class Index:
     ) -> Ranking:
         if column is None:
             return Ranking()
-        about = self.columns[column]
+        classes = self.columns[column]
         if condition.kind == "oracle":
-            known = find_class(about, str(condition.name), column)
-            return Ranking(about.labels, known=np.full(len(queries.names), known))
-        return Ranking.by_probabilities(about.labels, queries.softmax if queries.softmax is not None else votes[column])
+            known = find_class(classes, str(condition.name), column)
+            return Ranking(classes.labels, known=np.full(len(queries.names), known))
+        return Ranking.by_probabilities(
+            classes.labels, queries.softmax if queries.softmax is not None else votes[column]
+        )
 
     def _search(self, queries: np.ndarray, k: int, ranking: Ranking) -> Nearest:
         """The k best; scores are cosines, or those of Eq. 2.5. Conditions and long lists are always exact."""

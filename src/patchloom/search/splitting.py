@@ -125,14 +125,14 @@ def split_index(
             "tried": {str(each): score for each, score in one.tried.items()},
             **({} if fine is None else agreement(one.labels, fine.labels[places])),
         }
-    about: dict[str, Any] = {"labels": labels, "classes": summary}
+    result: dict[str, Any] = {"labels": labels, "classes": summary}
     if fine is not None:
         whole, offset = np.full(len(index), -1), 0
         for one in found.values():
             whole[one.places], offset = one.labels + offset, offset + one.number
         kept = whole >= 0
-        about |= {"truth": truth, **agreement(whole[kept], fine.labels[kept])}
-    return found, about
+        result |= {"truth": truth, **agreement(whole[kept], fine.labels[kept])}
+    return found, result
 
 
 def agreement(clusters: np.ndarray, truth: np.ndarray) -> dict[str, float]:
@@ -160,7 +160,7 @@ def write_manifest(index: Index, found: Mapping[str, Clusters], out: str | PathL
         for name, one in found.items()
         for place, label in zip(one.places.tolist(), one.labels.tolist(), strict=True)
     )
-    complete = [name for name, about in index.columns.items() if all(about.labels[place] >= 0 for place, _ in rows)]
+    complete = [name for name, column in index.columns.items() if all(column.labels[place] >= 0 for place, _ in rows)]
     aside = temporary.aside(out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

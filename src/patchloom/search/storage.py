@@ -31,7 +31,7 @@ HEADER = "index.json"
 
 @dataclass(frozen=True)
 class Header:
-    """What index.json says."""
+    """The content of index.json."""
 
     kind: str  # exact, hnsw or ivf
     count: int
@@ -194,8 +194,8 @@ def write_header(folder: Path, header: Header, roles: Mapping[str, str]) -> Head
         for role, name in roles.items()
     }
     header = dataclasses.replace(header, files=files)
-    about = header.to_json()
-    temporary.write_text(folder / HEADER, json.dumps({**about, "digest": _digest_of(about)}, indent=1) + "\n")
+    metadata = header.to_json()
+    temporary.write_text(folder / HEADER, json.dumps({**metadata, "digest": _digest_of(metadata)}, indent=1) + "\n")
     temporary.sync(folder)
     sweep(folder, header)
     return header
@@ -227,5 +227,5 @@ def locked(path: Path, what: str) -> Iterator[None]:
         os.close(handle)
 
 
-def _digest_of(about: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+def _digest_of(metadata: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(metadata, sort_keys=True).encode()).hexdigest()

@@ -35,7 +35,7 @@ def task_for_recipe(recipe: Recipe) -> TaskSpec:
     for spec in task_specs().values():
         if spec.options is type(recipe.options):
             return spec
-    raise PatchloomError(f"{recipe.name} is a recipe of no task here: its options are {type(recipe.options).__name__}.")
+    raise PatchloomError(f"{recipe.name} belongs to no known task: its options are {type(recipe.options).__name__}.")
 
 
 def find_task(label: object) -> TaskSpec:

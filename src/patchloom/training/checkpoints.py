@@ -170,9 +170,9 @@ class Checkpoints:
             problem = _brief(error)
         problems: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(problems, problem, group=self._group)
-        told = next((text for text in problems if text is not None), None)
-        if told is not None:
-            raise self._failed(aside, told)
+        problem = next((text for text in problems if text is not None), None)
+        if problem is not None:
+            raise self._failed(aside, problem)
 
     def _failed(self, aside: Path, error: Exception | str) -> StoppedError:
         with suppress(OSError):

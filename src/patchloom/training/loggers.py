@@ -62,7 +62,7 @@ def check_log(where: str | None) -> None:
     if where == "wandb" and find_spec("wandb") is None:
         raise PatchloomError(f"--log wandb needs Weights & Biases: {pip_install('wandb')}")
     if where not in (None, "wandb"):
-        raise PatchloomError(f"A run is logged to wandb beside its folder, or not; there is no {where!r}.")
+        raise PatchloomError(f"Unknown value {where!r} for log. Choose from: wandb, or leave it out.")
 
 
 def open_loggers(folder: Path, settings: Mapping[str, Any], step: int) -> list[Logger]:

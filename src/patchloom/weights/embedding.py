@@ -43,7 +43,7 @@ def restore(
     origin = config_from_json(checkpoint.metadata["config"])
     assert isinstance(origin, EmbeddingConfig)
     if wrong := [name for name in hints if name not in _FREE_HINTS]:
-        raise PatchloomError(f"{checkpoint.label} says what its trunk is: {wrong[0]} cannot be set.")
+        raise PatchloomError(f"{checkpoint.label} contains the config of its trunk: {wrong[0]} cannot be changed.")
     if in_chans not in (None, origin.in_chans):
         raise PatchloomError(
             f"{checkpoint.label} is for {origin.in_chans} channels: in_chans={in_chans} cannot be set."

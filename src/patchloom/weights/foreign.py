@@ -91,7 +91,7 @@ def restore(
     config = config_from_json(checkpoint.metadata["config"])
     assert isinstance(config, ForeignConfig)
     if wrong := [name for name in hints if name not in _FREE_HINTS]:
-        raise PatchloomError(f"{checkpoint.label} says what {config.name} is: {wrong[0]} cannot be set.")
+        raise PatchloomError(f"{checkpoint.label} contains the config of {config.name}: {wrong[0]} cannot be changed.")
     bare = checkpoint.metadata.get("layout") == "timm"
     named = {f"{_PREFIX}{key}" if bare else key: tensor for key, tensor in checkpoint.tensors.items()}
     described = dataclasses.replace(checkpoint, tensors=named)
@@ -120,12 +120,12 @@ def _restore(
     model = build(config)
     assert isinstance(model, ForeignNetwork)
     _fill(model, checkpoint.tensors, report, strict)
-    about = checkpoint.metadata
-    if "preprocessing" in about:
-        model.preprocessing = Preprocessing.from_json(about["preprocessing"])
-    if about.get("class_names"):
-        model.class_names = check_class_names(about["class_names"], config.num_classes)
-        model.label_column = about.get("label_column")
+    metadata = checkpoint.metadata
+    if "preprocessing" in metadata:
+        model.preprocessing = Preprocessing.from_json(metadata["preprocessing"])
+    if metadata.get("class_names"):
+        model.class_names = check_class_names(metadata["class_names"], config.num_classes)
+        model.label_column = metadata.get("label_column")
     if num_classes is not None and num_classes != config.num_classes:
         # After loading, so that a head of the old size does not fail the strict check.
         model.reset_head(num_classes)

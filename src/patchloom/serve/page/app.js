@@ -70,8 +70,8 @@ async function call(path, options = {}) {
     return call(path, options);
   }
   if (!answer.ok) {
-    const said = await answer.json().catch(() => ({}));
-    throw new Error(said.error || `The server answered ${answer.status}.`);
+    const reply = await answer.json().catch(() => ({}));
+    throw new Error(reply.error || `The server answered ${answer.status}.`);
   }
   return answer;
 }
@@ -204,14 +204,14 @@ class Pane {
     const signal = this.begin();
     const model = this.model.name;
     try {
-      const said = await send("api/predict", { model, top: 5 }, signal);
-      this.showClasses(said);
-      if (!this.model.maps.length) return this.finish(said); // a network of another library: nothing to explain
+      const reply = await send("api/predict", { model, top: 5 }, signal);
+      this.showClasses(reply);
+      if (!this.model.maps.length) return this.finish(reply); // a network of another library: nothing to explain
       const own = this.model.maps.filter((name) => name !== "occlusion").join(",");
       const seen = await send("api/explain", { model, maps: own, faithfulness: false }, signal);
-      this.showTimings(said.timings, seen.timings);
+      this.showTimings(reply.timings, seen.timings);
       await this.showStage(seen);
-      this.finish(said);
+      this.finish(reply);
     } catch (error) {
       this.fail(error);
     }
@@ -219,7 +219,7 @@ class Pane {
 
   finish({ predictions: [best] }) {
     this.root.classList.remove("working");
-    announce(`${this.model.name} says ${best.class}, ${percent(best.probability)}.`);
+    announce(`${this.model.name} predicts ${best.class}, ${percent(best.probability)}.`);
   }
 
   fail(error) {
@@ -449,8 +449,8 @@ class Pane {
     );
   }
 
-  showTimings(said, seen) {
-    const parts = [`Answered in ${time(said.total_ms)}: decoding ${time(said.decode_ms)}, waiting ${time(said.queue_ms)}, network ${time(said.model_ms)}`];
+  showTimings(reply, seen) {
+    const parts = [`Answered in ${time(reply.total_ms)}: decoding ${time(reply.decode_ms)}, waiting ${time(reply.queue_ms)}, network ${time(reply.model_ms)}`];
     if (seen) parts.push(`maps ${time(seen.total_ms)}`);
     this.find(".timings").textContent = `${parts.join(" · ")}.`;
   }

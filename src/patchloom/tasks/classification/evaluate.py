@@ -74,7 +74,7 @@ def scores(
     images       what `open_items` gives for the data, where several evaluations share it; else it is opened here
     """
     if batch < 1 or workers < 0:
-        raise PatchloomError(f"A batch has at least one image, and workers are 0 or more: {batch}, {workers}.")
+        raise PatchloomError(f"batch must be at least 1 and workers at least 0, not {batch} and {workers}.")
     # The network comes first: a wrong name or option is found before the images are read.
     network = ready(model, resolution, base, int8, device)
     if imagenet_only:

@@ -247,12 +247,12 @@ def _onnx_teacher(path: Path, asked: tuple[int, int] | None) -> Teacher:
         # A dynamic axis has a name instead of a number; then 224 unless the metadata says another size.
         size = tuple(side if isinstance(side, int) else 224 for side in given.shape[2:])
         beside, own = path.with_suffix(".json"), session.get_modelmeta().custom_metadata_map
-        about = {name: json.loads(own[name]) for name in ("preprocessing", "class_names") if name in own}
-        about |= read_json(beside) if beside.exists() else {}
-        preprocessing = Preprocessing.from_json({"img_size": size, **about.get("preprocessing", {})})
+        metadata = {name: json.loads(own[name]) for name in ("preprocessing", "class_names") if name in own}
+        metadata |= read_json(beside) if beside.exists() else {}
+        preprocessing = Preprocessing.from_json({"img_size": size, **metadata.get("preprocessing", {})})
         if asked is not None:
             preprocessing = dataclasses.replace(preprocessing, img_size=asked)
-        names = tuple(about["class_names"]) if about.get("class_names") else None
+        names = tuple(metadata["class_names"]) if metadata.get("class_names") else None
         content = hashlib.sha256(path.read_bytes()).hexdigest()
     except Exception as error:  # whatever the library raises for a file that is not a network
         raise PatchloomError(f"The teacher {path} cannot be read: {error}.") from error

@@ -46,7 +46,9 @@ def evaluate(
     labels}. `labels` is any column, by default the one that the model was trained on; `k` is by default chosen by
     leaving every training image out in turn. `patchloom search evaluate` also ranks."""
     if split in ("train", "all"):
-        raise PatchloomError(f"Training images are the collection: --split {split} would find them in it.")
+        raise PatchloomError(
+            f"--split {split} cannot be evaluated: the training images are the collection, and each would find itself."
+        )
     network, run = fuse(open_model(model, device=device)), held_out_by(model, data)
     column = labels or network.label_column
     source, queries = open_items(data, column, split, run, strict, workers, console)

@@ -1,4 +1,4 @@
-"""What a report says of an embedding: its accuracy by neighbours, and held-out images with their nearest neighbours."""
+"""The report of an embedding: its accuracy by neighbours, and held-out images with their nearest neighbours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a report says of a translation run: metrics, samples with references, and the matrices over positions."""
+"""The report of a translation run: metrics, samples with references, and the matrices over positions."""
 
 from __future__ import annotations
 
