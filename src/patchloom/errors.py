@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
+from os import PathLike
 
 EXIT_CODES = {
     0: "success",
@@ -51,6 +52,12 @@ def errors_in(part: str) -> Iterator[None]:
         if isinstance(error, PatchloomError) or is_out_of_memory(error):
             raise
         raise PatchloomError(f"{part} raised {type(error).__name__}: {error}") from error
+
+
+def check_place(name: str, value: object) -> None:
+    """Refuse an argument that is neither a name nor a path, before anything is opened."""
+    if not isinstance(value, str | PathLike):
+        raise PatchloomError(f"{name} is a name or a path, not {type(value).__name__}.")
 
 
 def is_out_of_memory(error: Exception) -> bool:

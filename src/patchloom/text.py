@@ -35,7 +35,7 @@ def describe(value: object) -> str:
     """A value by its type: "a float32 tensor of shape (4, 8)", "a list of 3 values", "NoneType"."""
     if (shape := getattr(value, "shape", None)) is not None:
         dtype = str(getattr(value, "dtype", "")).removeprefix("torch.")
-        return f"a {dtype} tensor of shape {tuple(shape)}"
+        return f"{'an' if dtype.startswith('int') else 'a'} {dtype} tensor of shape {tuple(shape)}"
     if isinstance(value, list | tuple):
         return f"a {type(value).__name__} of {count(len(value), 'value')}"
     return type(value).__name__

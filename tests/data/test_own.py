@@ -158,5 +158,5 @@ def test_own_augmentations_are_seeded_by_the_sample() -> None:
     assert OwnAugment(lambda _: tensor)(image, (8, 8), 0) is tensor
     with pytest.raises(PatchloomError, match="20 x 20 pixels; the network takes 8 x 8"):
         OwnAugment(lambda image: image)(image, (8, 8), 0)
-    with pytest.raises(PatchloomError, match=r"augmentation gives .* not int"):
+    with pytest.raises(PatchloomError, match=r"augmentation returns .* not int"):
         OwnAugment(lambda image: 3)(image, (8, 8), 0)

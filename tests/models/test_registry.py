@@ -72,7 +72,7 @@ def test_any_timm_convnet_can_be_pooled_by_attention() -> None:
         ("deit_tiny", {"scale_trainable": False}, "scale_trainable"),
         ("deit_tiny", {"class_in_keys": False}, "class_attention"),
         ("resnet50_attention_pool", {"dim": 64}, "2048"),
-        ("vgg11_attention_pool", {}, "no map"),
+        ("vgg11_attention_pool", {}, "no feature map"),
     ],
 )
 def test_wrong_names_and_options_are_refused_with_the_right_ones(name: str, options: dict, words: str) -> None:
@@ -97,3 +97,8 @@ def test_any_size_that_the_patch_divides(rows: int, columns: int, name: str) -> 
 
 def test_sizes_are_height_then_width() -> None:
     assert patchloom.create_model("deit_tiny", img_size=(192, 256), depth=1).config.grid == (12, 16)
+
+
+def test_an_unknown_kind_of_models_is_refused() -> None:
+    with pytest.raises(PatchloomError, match="Unknown kind 'audio' of models"):
+        patchloom.list_models(kind="audio")

@@ -41,8 +41,8 @@ def _stack(samples: Sequence[np.ndarray | Tensor]) -> Tensor:
     shapes = {tuple(sample.shape) for sample in samples}
     if len(shapes) > 1:
         raise PatchloomError(
-            f"Samples of the shapes {', '.join(map(str, sorted(shapes)))} cannot be stacked to one batch: bring them "
-            "to one size in the transform, or give a `collate` function."
+            f"Samples of the shapes {', '.join(map(str, sorted(shapes)))} cannot be stacked to one batch: give "
+            "them one shape in the dataset or the transform; a task of your own can pass a `collate` function."
         )
     if all(isinstance(sample, np.ndarray) for sample in samples):
         # One copy: numpy stacks, torch shares its memory.

@@ -25,6 +25,10 @@ from patchloom.errors import PatchloomError, errors_in
 from patchloom.models.class_names import check_distinct
 
 
+class TensorImage(PatchloomError):
+    """A tensor of a user's own dataset, where a picture to show or to compare is asked for."""
+
+
 class OwnSource(Source):
     """The images of datasets that live in memory: the key of an image is "split/index"."""
 
@@ -44,7 +48,7 @@ class OwnSource(Source):
     def read(self, item: Item) -> Image.Image:
         picture = self.picture(item)
         if isinstance(picture, Tensor):
-            raise PatchloomError(
+            raise TensorImage(
                 f"Image {item.key} of {self.where} is a tensor, which is used as it is; here an image is needed that "
                 "can be shown: a PIL image, an array (H, W, 3) of uint8 or a path."
             )
@@ -61,11 +65,12 @@ def is_dataset(value: Any) -> bool:
     return hasattr(value, "__len__") and hasattr(value, "__getitem__") and not isinstance(value, (str, bytes, dict))
 
 
-def open_own(dataset: Any, validation: Any = None, targets: str = "class") -> OwnSource:
+def open_own(dataset: Any, validation: Any = None, targets: str = "class", num_classes: int | None = None) -> OwnSource:
     """The source of a user's own dataset, with a second one to hold out, if given.
 
-    Integer targets are classes; their names are `dataset.classes`, or "0", "1", ... up to the largest target. With
-    targets "none", a dataset may give images alone. Wrong types are a `PatchloomError` with index and type.
+    Integer targets are classes; their names are `dataset.classes`, or "0", "1", ... for `num_classes` classes, by
+    default up to the largest target. With targets "none", a dataset may give images alone. Wrong types are a
+    `PatchloomError` with index and type.
     """
     where = f"dataset {type(dataset).__name__}"
     datasets = {"all": dataset} if validation is None else {"train": dataset, "val": validation}
@@ -79,7 +84,7 @@ def open_own(dataset: Any, validation: Any = None, targets: str = "class") -> Ow
     labelled = all(target is not None for column in found.values() for target in column)
     if not labelled:
         found = {split: [None] * len(column) for split, column in found.items()}
-    class_names = _class_names(dataset, where, found) if labelled else ()
+    class_names = _class_names(dataset, where, found, num_classes) if labelled else ()
     splits = {
         split: [Item(f"{split}/{index}", target) for index, target in enumerate(column)]
         for split, column in found.items()
@@ -123,11 +128,13 @@ def _checked(target: Any, index: int, where: str, targets: str) -> int | None:
     raise PatchloomError(f"Target {index} of the {where} is {what}; a class is an integer from 0 on.")
 
 
-def _class_names(dataset: Any, where: str, found: dict[str, list[Any]]) -> tuple[str, ...]:
+def _class_names(dataset: Any, where: str, found: dict[str, list[Any]], count: int | None) -> tuple[str, ...]:
     largest = max(target for column in found.values() for target in column)
     names: Iterable[Any] | None = getattr(dataset, "classes", None)
     if names is None:
-        return tuple(map(str, range(largest + 1)))
+        if count is not None and largest >= count:
+            raise PatchloomError(f"The {where} has a target {largest}, but the model has {count} classes.")
+        return tuple(map(str, range(count or largest + 1)))
     class_names = check_distinct([str(name) for name in names], f"The {where}")
     if largest >= len(class_names):
         raise PatchloomError(f"The {where} has a target {largest}, but `classes` has {len(class_names)} names.")

@@ -13,6 +13,7 @@ from PIL import Image
 from patchloom.console import Console
 from patchloom.data.decoding import UnreadableImage
 from patchloom.data.images import NOTE
+from patchloom.data.own import TensorImage
 from patchloom.data.sources import Item, Source
 from patchloom.errors import PatchloomError
 from patchloom.text import count, some
@@ -48,6 +49,8 @@ def find_unreadable(
                 scaled.append(f"{item.key}: {note}")
             if glances is not None:
                 glances[item.key] = glance(image)
+        except TensorImage:
+            return None  # used as it is; the network checks its shape
         except PatchloomError as error:
             return reason_of(error)
         return None

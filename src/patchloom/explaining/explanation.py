@@ -31,9 +31,9 @@ from patchloom.explaining.maps import (
     patch_rows,
 )
 from patchloom.explaining.weights import sparsity
-from patchloom.inference.models import Model, open_model
+from patchloom.inference.models import Model, evaluating, open_model
 from patchloom.models.features import TokenLayout
-from patchloom.models.network import Network, unwrapped
+from patchloom.models.network import Network
 from patchloom.models.patch_network import PatchNetwork, patch_network
 
 if TYPE_CHECKING:
@@ -123,14 +123,8 @@ def explain(
 @contextmanager
 def _evaluating(model: Model, device: Device) -> Iterator[PatchNetwork]:
     """The network in eval mode; a network of the caller gets the old mode of every module back afterwards."""
-    # A model that is loaded here belongs to nobody else: nothing to restore.
-    modules = [] if isinstance(model, str | PathLike) else list(unwrapped(model).modules())
-    modes = [module.training for module in modules]
-    try:
+    with evaluating(model):
         yield patch_network(open_model(model, device=device))
-    finally:
-        for module, mode in zip(modules, modes, strict=True):
-            module.training = mode
 
 
 def _explain(

@@ -22,9 +22,8 @@ from patchloom.data.sources import Item, Source
 from patchloom.data.workers import load_batches
 from patchloom.devices import Device, device_of, pins_memory
 from patchloom.errors import PatchloomError
-from patchloom.inference.models import Model, open_model
-from patchloom.inference.predict import expand_all
-from patchloom.models.fused import fuse
+from patchloom.inference.models import Model, open_fused
+from patchloom.inference.predict import check_batch, expand_all, in_equal_shapes
 from patchloom.models.network import Network
 from patchloom.models.preprocessing import Preprocessing
 
@@ -42,11 +41,12 @@ def embed(model: Model, images: Any, *, batch: int = BATCH, device: Device = "au
     Raises:
         PatchloomError: An image cannot be read, or an embedding is NaN.
     """
-    network = fuse(open_model(model, device=device))
+    check_batch(batch)
+    network = open_fused(model, device=device)
     waiting, rows = expand_all(images), list[np.ndarray]()
     while some := list(islice(waiting, batch)):
-        pixels = collate([crop(as_picture(image), network.preprocessing) for image in some])
-        rows.append(embed_pixels(network, pixels, network.preprocessing))
+        pictures = [crop(as_picture(image), network.preprocessing) for image in some]
+        rows.append(in_equal_shapes(lambda pixels: embed_pixels(network, pixels, network.preprocessing), pictures))
     if not rows:
         raise PatchloomError("No image was given to embed.")
     return np.concatenate(rows)

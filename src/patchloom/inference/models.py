@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
 from os import PathLike
 from typing import Any
 
 from patchloom.devices import Device, choose_device
 from patchloom.errors import PatchloomError
 from patchloom.models.foreign import is_onnx
+from patchloom.models.fused import fuse
 from patchloom.models.network import Network, unwrapped
 from patchloom.models.preprocessing import Preprocessing
 from patchloom.weights.load import load
@@ -43,6 +46,32 @@ def open_model(
         if device in (None, "auto"):
             return network.eval()
     return network.to(chosen).eval()
+
+
+def open_fused(
+    model: Model,
+    resolution: int | None = None,
+    base: Model | None = None,
+    device: Device = "auto",
+    *,
+    int8: bool = False,
+) -> Network:
+    """A fused copy of what `open_model` gives; a network that is handed over stays in its mode."""
+    with evaluating(model):
+        return fuse(open_model(model, resolution, base, device), int8=int8)
+
+
+@contextmanager
+def evaluating(model: Model) -> Iterator[None]:
+    """Give every module of the caller's network its mode back at the end, such as training."""
+    # A model that is loaded belongs to nobody else: nothing to restore.
+    modules = [] if isinstance(model, str | PathLike) else list(unwrapped(model).modules())
+    modes = [module.training for module in modules]
+    try:
+        yield
+    finally:
+        for module, mode in zip(modules, modes, strict=True):
+            module.training = mode
 
 
 def weights_of(network: Any) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from os import PathLike
 from pathlib import Path
@@ -20,9 +20,8 @@ from patchloom.data.images import NOTE, as_picture, crop, to_input
 from patchloom.data.scan import reason_of
 from patchloom.devices import Device, device_of
 from patchloom.errors import PatchloomError
-from patchloom.inference.models import Model, open_model
+from patchloom.inference.models import Model, open_fused
 from patchloom.models.class_names import names_or_indices
-from patchloom.models.fused import fuse
 from patchloom.models.network import Network
 
 
@@ -45,9 +44,10 @@ def predict(
     Raises:
         PatchloomError: the model cannot be opened. Images that cannot be read are rows with an error.
     """
-    if top < 1:
-        raise PatchloomError(f"top must be at least 1, not {top}.")
-    network = fuse(open_model(model, base=base, device=device))
+    if not isinstance(top, int) or top < 1:
+        raise PatchloomError(f"top must be a whole number of at least 1, not {top!r}.")
+    check_batch(batch)
+    network = open_fused(model, base=base, device=device)
     waiting, rows = expand_all(images), list[dict[str, Any]]()
     # At most `batch` images are open at a time, however many files a folder has.
     while some := list(islice(waiting, batch)):
@@ -55,14 +55,20 @@ def predict(
     return rows
 
 
+def check_batch(batch: int) -> None:
+    """Refuse a batch without images, which would end before the first of them."""
+    if not isinstance(batch, int) or batch < 1:
+        raise PatchloomError(f"batch must be at least 1, not {batch!r}.")
+
+
 def expand_all(images: Any) -> Iterator[Any]:
     """One image or several, one after the other: paths, with the files of folders and patterns, or images as they are.
     Of the pairs (image, target) of a dataset, the image."""
     if isinstance(images, str | PathLike | Image.Image) or getattr(images, "ndim", 0) == 3:
         images = [images]
-    if hasattr(images, "__len__") and hasattr(images, "__getitem__"):
+    if hasattr(images, "__len__") and hasattr(images, "__getitem__") and not isinstance(images, Mapping):
         given = (images[i] for i in range(len(images)))  # a dataset may know no end otherwise
-    elif isinstance(images, Iterable):
+    elif isinstance(images, Iterable) and not isinstance(images, Mapping):
         given = (image for image in images)
     else:
         given = (as_picture(image) for image in [images])  # which says what an image is
@@ -107,12 +113,23 @@ def _predict_batch(network: Network, images: list[Any], top: int) -> list[dict[s
         rows.append(row)
     if pictures:
         good = [row for row in rows if "error" not in row]
-        for row, probabilities in zip(good, class_probabilities(network, collate(pictures)), strict=True):
+        found = in_equal_shapes(lambda pixels: class_probabilities(network, pixels), pictures)
+        for row, probabilities in zip(good, found, strict=True):
             if np.isfinite(probabilities).all():
                 row["predictions"] = best_classes(network, probabilities, top)
             else:
                 row["error"] = f"{network.config.name} gives NaN for it: its weights are damaged."
     return rows
+
+
+def in_equal_shapes(function: Callable[[Any], np.ndarray], pictures: Sequence[Any]) -> np.ndarray:
+    """(B, ...): `function` of pictures, those of one shape together. Tensors, which are not resized, may differ."""
+    places: dict[Any, list[int]] = {}
+    for i, picture in enumerate(pictures):
+        places.setdefault((picture.dtype, tuple(picture.shape)), []).append(i)
+    parts = [function(collate([pictures[i] for i in some])) for some in places.values()]
+    order = np.argsort(np.concatenate(list(places.values())))
+    return np.concatenate(parts)[order]
 
 
 @torch.inference_mode()

@@ -13,9 +13,8 @@ from patchloom.devices import Device
 from patchloom.errors import PatchloomError
 from patchloom.inference.embeddings import embeddings
 from patchloom.inference.items import held_out_by, open_items
-from patchloom.inference.models import Model, open_model, test_preprocessing, weights_text
+from patchloom.inference.models import Model, open_fused, test_preprocessing, weights_text
 from patchloom.inference.neighbours import knn_probabilities, normalise
-from patchloom.models.fused import fuse
 
 PROBES = ("linear", "knn")
 NEIGHBOURS = 10
@@ -56,7 +55,7 @@ def probe(
     k, temperature = NEIGHBOURS if k is None else k, TEMPERATURE if temperature is None else temperature
     if split is not None and {"train", "all"} & set(split.split("+")):
         raise PatchloomError(f"A probe is fitted to the training images: --split {split} would test it on them.")
-    network = fuse(open_model(model, resolution, base, device))
+    network = open_fused(model, resolution, base, device)
     if console is not None and (text := weights_text(network)):
         console.say(text)
     preprocessing, kept = test_preprocessing(network, crop_ratio), held_out_by(model, data)

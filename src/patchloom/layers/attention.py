@@ -249,6 +249,8 @@ def capture_attention(model: nn.Module) -> Iterator[dict[str, Tensor]]:
         with capture_attention(model) as maps:
             logits = model(images)
     """
+    if not isinstance(model, nn.Module):
+        raise PatchloomError(f"Attention is captured from a torch.nn.Module, not {type(model).__name__}.")
     if any(getattr(module, "fused", False) for module in model.modules()):
         raise PatchloomError(
             "A fused copy does not compute attention maps. Capture them from the network it was made from."

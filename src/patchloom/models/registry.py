@@ -60,6 +60,9 @@ def entries(pattern: str = "*", kind: str | None = "image") -> list[Entry]:
     """
     if not isinstance(pattern, str):
         raise PatchloomError(f"Models are listed by a pattern such as 'cait_*', not {pattern!r}.")
+    kinds = sorted({entry.config.kind for entry in _ENTRIES.values()})
+    if kind not in (None, *kinds):
+        raise PatchloomError(f"Unknown kind {kind!r} of models. Choose from: {', '.join(kinds)}.")
     found = [entry for name, entry in _ENTRIES.items() if fnmatchcase(name, pattern)]
     return [entry for entry in found if kind in (None, entry.config.kind)]
 

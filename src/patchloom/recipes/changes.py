@@ -51,6 +51,13 @@ def parse_words(
     return changes, model
 
 
+def checked_options(options: Any) -> dict[str, Any]:
+    """Options of a model as given in Python, copied. Raises PatchloomError for anything but a dictionary."""
+    if not isinstance(options, Mapping):
+        raise PatchloomError(f"model_options is a dictionary such as {{'depth': 6}}, not {options!r}.")
+    return dict(options)
+
+
 def parse_hints(words: Iterable[str]) -> dict[str, Any]:
     """What a file of weights does not say, from `key=value` words: options of the model (`model.heads=3`), `img_size`,
     and `mean` and `std`, one number per colour channel or one for all."""

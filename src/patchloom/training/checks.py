@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +17,8 @@ from patchloom.training.callbacks import Callback
 from patchloom.training.processes import Processes
 from patchloom.training.state import RESERVED
 from patchloom.training.task import Task
+
+_CALLED_WITH = {"after_step": ("step", "losses"), "after_evaluation": ("record",)}  # methods of `Callback`
 
 
 def check_setup(task: Task, recipe: Recipe, callbacks: Sequence[Callback]) -> None:
@@ -117,6 +120,16 @@ def check_callbacks(callbacks: Sequence[Callback]) -> None:
     for callback in callbacks:
         if not isinstance(callback, Callback):
             raise PatchloomError(f"A callback must be a patchloom.Callback, not {type(callback).__name__}.")
+        for method, arguments in _CALLED_WITH.items():
+            _check_callable(getattr(callback, method), f"{method} of the callback {type(callback).__name__}", arguments)
+
+
+def _check_callable(method: Any, name: str, arguments: tuple[str, ...]) -> None:
+    """Refuse a method that cannot take these arguments, before hours of training."""
+    try:
+        inspect.signature(method).bind(*arguments)
+    except TypeError as error:
+        raise PatchloomError(f"{name} takes ({', '.join(arguments)}): {error}.") from error
 
 
 def check_equal_states(task: Task, processes: Processes) -> None:

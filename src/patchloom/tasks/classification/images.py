@@ -94,7 +94,9 @@ def _scan(
     usable = source.without(bad)
     for name, items in source.splits.items():
         if items and not usable.splits[name]:
-            raise PatchloomError(f"No image of {config.data} in its split {name!r} can be read.")
+            raise PatchloomError(
+                f"No image of {config.data} in its split {name!r} can be read: {items[0].key}: {bad[items[0].key]}"
+            )
     split = split_source(usable, config.splits)
     console.say(*source.notes)
     console.say(

@@ -9,11 +9,11 @@ from typing import Any
 
 from patchloom.data.opening import open_source
 from patchloom.data.splits import Splits
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, check_place
 from patchloom.models.config import Config, PatchConfig
 from patchloom.models.registry import find_config
 from patchloom.models.roles import TUNINGS, tuned_parameters
-from patchloom.recipes.changes import apply_changes
+from patchloom.recipes.changes import apply_changes, checked_options
 from patchloom.recipes.cited import cite
 from patchloom.recipes.networks import as_built, keep_scales, network_config
 from patchloom.recipes.options import ClassificationOptions
@@ -57,7 +57,10 @@ def plan_training(
     Raises:
         PatchloomError: an unknown model, recipe or setting, or a combination that cannot be built.
     """
-    config, options = find_config(model) if isinstance(model, str) else model, dict(options)
+    check_place("data", data)
+    if not isinstance(model, Config):
+        check_place("model", model)
+    config, options = find_config(str(model)) if not isinstance(model, Config) else model, checked_options(options)
     if config.kind != "image":
         raise PatchloomError(f"{config.name} is a network of {config.kind}, and cannot classify images.")
     if distillation:
@@ -137,7 +140,10 @@ def _resolve_distillation(
 
 def plan_distillation(teacher: Place | Iterable[Place], method: str | None = None, **fields: Any) -> DistillationConfig:
     """One teacher or several, with fields of `DistillationConfig`."""
-    several = [teacher] if isinstance(teacher, str | PathLike) else list(teacher)
+    alone = isinstance(teacher, str | PathLike) or not isinstance(teacher, Iterable)
+    several: list[Any] = [teacher] if alone else list(teacher)  # type: ignore[arg-type]
+    for one in several:
+        check_place("teacher", one)
     return DistillationConfig(tuple(teacher_place(one) for one in several), method, **fields)  # type: ignore[arg-type]
 
 
@@ -165,6 +171,9 @@ def plan_finetuning(
         tune: which parameters are trained; also sets the recipe's `tune`.
         delta: also export only what changed.
     """
+    check_place("weights", weights)
+    check_place("data", data)
+    options = checked_options(options)
     source = open_source(data, labels)
     own = {name: value for name, value in options.items() if name in _OF_THE_RUN}
     hints = {name: value for name, value in options.items() if name not in _OF_THE_RUN}

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from patchloom.data.own import TensorImage
 from patchloom.data.sources import Item, Source
 from patchloom.models.complexity import complexity
 from patchloom.models.network import Network
@@ -109,12 +110,20 @@ def _mistakes(source: Source, items: Sequence[Item], scores: Scores) -> str:
     for i in most_confident:
         prediction, label = (escape(scores.class_names[j]) for j in (scores.predicted[i], scores.labels[i]))
         figures.append(
-            f'<figure><img alt="{escape(items[i].key)}" src="{thumbnail(source, items[i])}"><figcaption>'
+            f"<figure>{_picture(source, items[i])}<figcaption>"
             f"<span class=bad>{prediction}</span> {scores.confidence[i]:.0%}, is {label}<br>"
             f"<span class=soft>{escape(items[i].key)}</span></figcaption></figure>"
         )
     note = f"{len(wrong)} of {len(scores.labels)} images are wrong: the prediction, its probability and the label."
     return f"<p>{note}</p><div class=photos>{''.join(figures)}</div>"
+
+
+def _picture(source: Source, item: Item) -> str:
+    """An image as HTML; nothing for a tensor of a user's own dataset."""
+    try:
+        return f'<img alt="{escape(item.key)}" src="{thumbnail(source, item)}">'
+    except TensorImage:
+        return ""
 
 
 def thumbnail(source: Source, item: Item) -> str:

@@ -106,7 +106,12 @@ def _make_network(
     # The generator of the caller's process stays as it is. Building happens on the CPU, hence no devices.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(recipe.seed, "start"))
-        network = build(config.network_config(recipe, len(class_names)))
+        planned = config.network_config(recipe, len(class_names))
+        if planned.num_classes != len(class_names):
+            raise PatchloomError(
+                f"num_classes={planned.num_classes}: {config.data} has {len(class_names)} classes. Leave it out."
+            )
+        network = build(planned)
     if config.scales_from is not None and begin:
         copy_scales(network, config.scales_from)
         console.say(f"The scales of the residual branches are those of {config.scales_from}.")

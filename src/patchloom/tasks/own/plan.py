@@ -17,14 +17,17 @@ from torch.nn import functional as F
 
 from patchloom.data.opening import open_source
 from patchloom.data.own import OwnAugment, is_dataset
+from patchloom.data.own import open_own as open_own_source
 from patchloom.data.sources import Source
 from patchloom.data.splits import Splits, split_source
 from patchloom.data.transforms import Augment
 from patchloom.errors import PatchloomError, errors_in
 from patchloom.models.network import Network
 from patchloom.models.preprocessing import Preprocessing, default_preprocessing
+from patchloom.recipes.changes import apply_changes, checked_options
 from patchloom.recipes.cited import cite
 from patchloom.recipes.recipe import Recipe, setting_types
+from patchloom.recipes.registry import choose_recipe
 from patchloom.tasks.classification.losses import Loss
 from patchloom.tasks.classification.plans import plan_training
 from patchloom.tasks.classification.setup import OwnParts, open_task
@@ -79,6 +82,7 @@ class OwnRun:
                 "labels, train_split and test_split have no effect with a dataset of your own: pass validation=DATASET "
                 "or hold_out=FRACTION."
             )
+        checked_options(self.model_options)
         if isinstance(self.model, nn.Module) and self.model_options:
             raise PatchloomError("model_options are for models by name; build your own module as you need it.")
 
@@ -119,8 +123,8 @@ def _open_classification(
     run: OwnRun, recipe: str | Recipe, changes: Mapping[str, Any], context: Context
 ) -> tuple[Task, Recipe]:
     # A place is opened by `open_task`, as for any run; only a dataset is not known to it.
-    source = open_source(run.data, run.labels, validation=run.validation) if is_dataset(run.data) else None
     model = run.model.config if isinstance(run.model, Network) else str(run.model)
+    source = _open_dataset(run) if is_dataset(run.data) else None
     data = run.where if source is not None else run.data
     # From here on it is an ordinary classification, in which some parts are replaced.
     planned = plan_training(data, model, recipe, changes, run.model_options, run.labels, splits=run.splits)
@@ -130,6 +134,14 @@ def _open_classification(
     task = open_task(planned.task, resolved, context, own)
     context.console.say(*planned.notes)
     return task, resolved
+
+
+def _open_dataset(run: OwnRun) -> Source:
+    """The source of an own dataset. Where it does not name its classes, the model decides how many there are."""
+    num_classes = (
+        run.model.config.num_classes if isinstance(run.model, Network) else run.model_options.get("num_classes")
+    )
+    return open_own_source(run.data, run.validation, num_classes=num_classes)
 
 
 def _checked_network(model: Any, source: Source | None) -> Network | None:
@@ -159,10 +171,11 @@ def _without(recipe: Recipe, run: OwnRun, changes: Mapping[str, Any]) -> Recipe:
 def _open_supervised(
     run: OwnRun, recipe: str | Recipe, changes: Mapping[str, Any], context: Context
 ) -> tuple[Supervised, Recipe]:
-    from patchloom.recipes.changes import apply_changes
-    from patchloom.recipes.registry import choose_recipe
-
-    resolved, notes = apply_changes(_for_modules(choose_recipe(recipe)), changes)
+    chosen = choose_recipe(recipe)
+    of_networks = set(setting_types(type(chosen.options))) - set(setting_types(OwnOptions))
+    if unused := sorted(of_networks & set(changes)):
+        raise PatchloomError(f"{', '.join(unused)} has no effect with a module of your own: leave it out.")
+    resolved, notes = apply_changes(_for_modules(chosen), changes)
     assert isinstance(run.model, nn.Module)
     preprocessing = _preprocessing(run.model, resolved)
     train, held_out = _data(run)

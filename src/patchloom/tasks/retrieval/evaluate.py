@@ -16,7 +16,7 @@ from patchloom.devices import Device, device_of
 from patchloom.errors import PatchloomError
 from patchloom.inference import predict as classes
 from patchloom.inference.items import RunSplit, held_out_by, open_items
-from patchloom.inference.models import Model, open_model
+from patchloom.inference.models import Model, open_fused, open_model
 from patchloom.inference.neighbours import SIGMA, choose_k, knn_probabilities, normalise
 from patchloom.models.fused import fuse
 from patchloom.models.network import Network
@@ -49,7 +49,7 @@ def evaluate(
         raise PatchloomError(
             f"--split {split} cannot be evaluated: the training images are the collection, and each would find itself."
         )
-    network, run = fuse(open_model(model, device=device)), held_out_by(model, data)
+    network, run = open_fused(model, device=device), held_out_by(model, data)
     column = labels or network.label_column
     source, queries = open_items(data, column, split, run, strict, workers, console)
     items = _training_images(data, column, split, run)

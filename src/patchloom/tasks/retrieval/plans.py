@@ -10,11 +10,11 @@ from typing import Any
 
 from patchloom.data.sources import Source
 from patchloom.data.splits import Splits
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, check_place
 from patchloom.models.config import Config
 from patchloom.models.foreign import TIMM
 from patchloom.models.registry import find_config
-from patchloom.recipes.changes import apply_changes
+from patchloom.recipes.changes import apply_changes, checked_options
 from patchloom.recipes.grafit import RetrievalOptions
 from patchloom.recipes.networks import as_built, keep_scales
 from patchloom.recipes.recipe import Recipe
@@ -50,7 +50,10 @@ def plan_grafit(
     splits: Splits | None = None,
 ) -> RunConfig:
     """A run on `data`; the arguments are those of `patchloom.grafit`. The list of images and weights are read."""
-    changes, options = dict(changes or {}), dict(options or {})
+    places = {"data": data, "model": model} | ({} if clusters_from is None else {"clusters_from": clusters_from})
+    for name, place in places.items():
+        check_place(name, place)
+    changes, options = dict(changes or {}), checked_options(options or {})
     config = RetrievalConfig(absolute_place(data), labels, Config(), splits=splits or Splits())
     source = open_labelled(config)
     trunk, start, own, notes = _trunk(model, source, options, mean, std)

@@ -7,10 +7,10 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from patchloom.errors import PatchloomError, did_you_mean
+from patchloom.errors import PatchloomError, check_place, did_you_mean
 from patchloom.models.registry import find_config, list_models
 from patchloom.models.translation import TranslationConfig
-from patchloom.recipes.changes import apply_changes
+from patchloom.recipes.changes import apply_changes, checked_options
 from patchloom.recipes.recipe import Recipe
 from patchloom.recipes.registry import choose_recipe
 from patchloom.recipes.small import SUFFIX
@@ -39,6 +39,8 @@ def plan_translation(
     Raises:
         PatchloomError: an unknown pair, model, recipe or setting, or a model of images.
     """
+    check_place("data", data)
+    check_place("model", model)
     languages, config = parse_pair(pair), _text_config(model)
     notes: list[str] = []
     if recipe is None:
@@ -56,7 +58,7 @@ def plan_translation(
             "copy of the network each."
         )
     file = None if vocabulary is None else str(Path(vocabulary).absolute())
-    task = TranslationRunConfig(str(Path(data).absolute()), pair, config, dict(options or {}), file)
+    task = TranslationRunConfig(str(Path(data).absolute()), pair, config, checked_options(options or {}), file)
     task.network_config(resolved, config.vocab_size)  # refuses what cannot be built
     return RunConfig(find_task("translation"), task, resolved, (*notes, *changed))
 

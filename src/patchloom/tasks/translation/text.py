@@ -43,7 +43,7 @@ class ParallelText:
 
 def parse_pair(text: str) -> Pair:
     """("en", "de") from "en-de"."""
-    match = re.fullmatch(r"([A-Za-z_]+)-([A-Za-z_]+)", text)
+    match = re.fullmatch(r"([A-Za-z_]+)-([A-Za-z_]+)", text) if isinstance(text, str) else None
     if match is None or match[1] == match[2]:
         raise PatchloomError(f"A pair is a source and a target language, such as en-de, not {text!r}.")
     return match[1], match[2]

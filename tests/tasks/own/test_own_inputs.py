@@ -1,0 +1,172 @@
+"""Data sets, options and callbacks of a user's own that are unusual or wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import patchloom
+from patchloom.console import Console
+from patchloom.errors import PatchloomError
+
+FAST = {"recipe": "deit@small", "epochs": 1, "batch_size": 8, "workers": 0, "device": "cpu"}
+TINY = {"model": "deit_nano", "resolution": 16}
+
+
+class Data(list[Any]):
+    """A list of pairs, with names of classes."""
+
+    classes = ("cat", "dog", "owl")
+
+
+def pictures(count: int = 24) -> list[tuple[Image.Image, int]]:
+    draw = np.random.RandomState(0)
+    return [(Image.fromarray(draw.randint(0, 255, (18, 20, 3), np.uint8)), i % 3) for i in range(count)]
+
+
+def train(data: Any, out: Path, **options: Any) -> Any:
+    return patchloom.train(data, out=out / "run", console=Console(quiet=True), **{**FAST, **options})
+
+
+def test_tensors_of_a_data_set_train_a_model_by_name(tmp_path: Path) -> None:
+    tensors = Data((torch.randn(3, 16, 16), label) for _, label in pictures())
+    run = train(tensors, tmp_path, **TINY, model_options={"depth": 1})
+    assert run.records()[-1]["count"] == 3
+    assert "dataset Data" in (run.folder / "report.html").read_text()
+    model = patchloom.load(run.folder)
+    assert patchloom.evaluate(model, tensors, split="all")["count"] == 24
+
+
+def test_why_no_image_can_be_read_is_in_the_error(tmp_path: Path) -> None:
+    floats = Data((np.asarray(image) / 255.0, label) for image, label in pictures())
+    with pytest.raises(PatchloomError, match=r"can be read: .*An array is an image if it is \(H, W, 3\) of uint8"):
+        train(floats, tmp_path, **TINY)
+    assert not (tmp_path / "run").exists()
+
+
+def test_num_classes_counts_classes_that_a_data_set_does_not_name(tmp_path: Path) -> None:
+    run = train(pictures(), tmp_path, **TINY, model_options={"depth": 1, "num_classes": 5})
+    assert patchloom.load(run.folder).class_names == ("0", "1", "2", "3", "4")
+
+
+def test_a_network_decides_how_many_classes_a_data_set_without_names_has(tmp_path: Path) -> None:
+    network = patchloom.create_model("deit_nano", num_classes=4, img_size=16, depth=1)
+    run = train(pictures(), tmp_path, model=network, resolution=16)
+    assert patchloom.load(run.folder).class_names == ("0", "1", "2", "3")
+
+
+@pytest.mark.parametrize(
+    ("data", "classes", "message"),
+    [
+        (pictures(), 2, "has a target 2, but the model has 2 classes"),
+        (Data(pictures()), 5, "num_classes=5: .* has 3 classes"),
+        ("digits", 20, "num_classes=20: digits has 10 classes"),
+        ("digits", 5, "num_classes=5: digits has 10 classes"),
+    ],
+)
+def test_another_number_of_classes_is_refused_before_training(
+    data: Any, classes: int, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(PatchloomError, match=message):
+        train(data, tmp_path, **TINY, model_options={"depth": 1, "num_classes": classes})
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("options", [3, "depth", ["depth"]])
+def test_model_options_of_a_wrong_type(options: Any, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    starts = (
+        lambda: patchloom.train("digits", model="deit_nano", recipe="deit", out=out, model_options=options),
+        lambda: patchloom.distill("w", "digits", model="deit_nano", recipe="deit", out=out, model_options=options),
+        lambda: patchloom.grafit("digits", model="deit_nano", out=out, model_options=options),
+        lambda: patchloom.translate(
+            "d", pair="en-de", model="resmlp_mt_nano", recipe="resmlp_mt", out=out, model_options=options
+        ),
+    )
+    for start in starts:
+        with pytest.raises(PatchloomError, match="model_options is a dictionary"):
+            start()
+
+
+class OneArgument(patchloom.Callback):
+    def after_step(self, step: int) -> None:  # type: ignore[override]
+        raise AssertionError(step)
+
+
+class NoArgument(patchloom.Callback):
+    def after_evaluation(self) -> None:  # type: ignore[override]
+        raise AssertionError
+
+
+class Defaults(patchloom.Callback):
+    def after_step(self, *values: Any, verbose: bool = False) -> None:
+        assert len(values) == 2
+        assert not verbose
+
+
+def numbers() -> list[tuple[torch.Tensor, int]]:
+    return [(torch.randn(4), i % 2) for i in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("callback", "message"),
+    [
+        (OneArgument(), r"after_step of the callback OneArgument takes \(step, losses\)"),
+        (NoArgument(), r"after_evaluation of the callback NoArgument takes \(record\)"),
+    ],
+)
+def test_a_callback_that_cannot_be_called_is_refused_before_training(
+    callback: Any, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(PatchloomError, match=message):
+        train(numbers(), tmp_path, model=nn.Linear(4, 2), callbacks=[callback])
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_callback_may_take_its_arguments_in_any_form(tmp_path: Path) -> None:
+    train(numbers(), tmp_path, model=nn.Linear(4, 2), callbacks=[Defaults()])
+
+
+@pytest.mark.parametrize("change", [{"loss": "bce"}, {"mixup": 0.5}, {"drop_path": 0.1}])
+def test_a_setting_of_our_networks_is_refused_for_a_module(change: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(PatchloomError, match=f"{next(iter(change))} has no effect with a module of your own"):
+        train(numbers(), tmp_path, model=nn.Linear(4, 2), **change)
+
+
+def test_what_is_not_a_place_is_one_message_everywhere(tmp_path: Path) -> None:
+    network, out = patchloom.create_model("deit_nano", num_classes=3, img_size=16, depth=1), tmp_path / "run"
+    weights = tmp_path / "weights.safetensors"
+    patchloom.save(network, weights)
+    fixed: dict[str, Any] = {"model": "deit_nano", "recipe": "deit@small", "out": out}
+    starts = {
+        "data": (
+            lambda: patchloom.finetune(weights, Data(pictures()), out=out),
+            lambda: patchloom.distill(weights, Data(pictures()), **fixed),
+            lambda: patchloom.grafit(Data(pictures()), model="deit_nano", out=out),
+            lambda: patchloom.translate(3, pair="en-de", model="resmlp_mt_nano", recipe="resmlp_mt", out=out),
+        ),
+        "teacher": (
+            lambda: patchloom.distill(network, "digits", **fixed),
+            lambda: patchloom.distill([3], "digits", **fixed),
+        ),
+        "model": (
+            lambda: patchloom.distill(weights, "digits", **{**fixed, "model": network}),
+            lambda: patchloom.grafit("digits", model=network, out=out),
+            lambda: patchloom.translate("d", pair="en-de", model=network, recipe="resmlp_mt", out=out),
+        ),
+        "weights": (lambda: patchloom.finetune(network, "digits", out=out),),
+        "clusters_from": (lambda: patchloom.grafit("digits", model="deit_nano", out=out, clusters_from=3),),
+    }
+    for name, calls in starts.items():
+        for call in calls:
+            with pytest.raises(PatchloomError, match=f"^{name} is .*, not "):
+                call()
+    with pytest.raises(PatchloomError, match="A pair is a source and a target language, such as en-de, not 3"):
+        patchloom.translate("d", pair=3, model="resmlp_mt_nano", recipe="resmlp_mt", out=out)  # type: ignore[arg-type]
+    assert not out.exists()
