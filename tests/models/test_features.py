@@ -53,6 +53,7 @@ def test_later_blocks_are_not_computed() -> None:
     model = make("deit_nano")
     model.blocks[2].register_forward_hook(lambda *_: pytest.fail("block 2 was computed"))
     assert len(model.features(images(), blocks=[1])) == 1
+    assert len(model.features(images(), blocks=(i for i in (0, 1)))) == 2  # type: ignore[arg-type]
 
 
 def test_prefix_tokens_are_in_the_layout_from_the_block_on_that_they_join() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -58,9 +59,9 @@ class Features:
 
 def block_indices(blocks: Any, count: int, name: str) -> list[int]:
     """Indices of blocks counted from 0, of indices that may count from the end. Refuses those that are not there."""
-    wrong = isinstance(blocks, int | str) or [i for i in blocks if not isinstance(i, int) or not -count <= i < count]
-    if wrong or not len(blocks):
+    listed = list(blocks) if isinstance(blocks, Iterable) and not isinstance(blocks, str | Tensor) else []
+    if not listed or any(not isinstance(i, int) or not -count <= i < count for i in listed):
         raise PatchloomError(
             f"blocks is a list of blocks of {name}, which has {count} of them, counted from 0; not {blocks!r}."
         )
-    return [i % count for i in blocks]
+    return [i % count for i in listed]
