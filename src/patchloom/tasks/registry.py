@@ -21,7 +21,7 @@ def task_specs() -> dict[str, TaskSpec]:
 
 
 def default_task() -> TaskSpec:
-    """The kind of weights that do not say what they were trained for."""
+    """The task of weights that do not name one."""
     return next(spec for spec in task_specs().values() if spec.default)
 
 

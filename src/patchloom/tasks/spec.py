@@ -19,7 +19,7 @@ from patchloom.training.task import Metric, Task
 
 
 class TaskConfig(Protocol):
-    """What is learned from what, as plain values: data, model, and what the task adds. recipe.yaml holds it."""
+    """The settings of a task as plain values: data, model, and fields of its own. recipe.yaml holds them."""
 
     @property
     def label(self) -> str:
@@ -44,13 +44,13 @@ class RunConfig:
 
 @dataclass(frozen=True)
 class Context:
-    """Where a task is opened: by whom, for which processes, and from what an earlier process noted."""
+    """What a task needs when it is opened: processes, console, and the records of a run that is resumed."""
 
     processes: Processes
     console: Console
     strict: bool = False  # unreadable files are an error
     environment: Mapping[str, Any] | None = None  # environment.json of a run that is resumed
-    from_checkpoint: bool = False  # the weights come from a checkpoint: none need be loaded
+    from_checkpoint: bool = False  # the weights come from a checkpoint, so no others are loaded
     scan_seconds: float = float("inf")  # for reading images to find damaged ones
     writes: bool = True  # False: a plan, which leaves no file
 
@@ -59,7 +59,7 @@ class RunSequence(Protocol):
     """Two runs, one after the other: `second` depends on the weights of the first."""
 
     def check(self, first: RunConfig) -> RunConfig:
-        """The second run as it will be, before its weights are there; refuses what cannot be."""
+        """The config of the second run before its weights exist; raises PatchloomError if it cannot be built."""
         ...
 
     def second(self, first: RunConfig, weights: Path) -> RunConfig: ...
@@ -75,7 +75,8 @@ class RunSequence(Protocol):
 class TaskSpec:
     """A kind of learning.
 
-    To add a kind of learning, add a folder with `spec.py` (its `SPEC`) and `commands.py`; nothing else names it.
+    To add a kind of learning, add a folder with `spec.py` (its `SPEC`) and `commands.py`; `training`, `data`,
+    `inference`, `runs` and `cli` never name it. See docs/architecture.md.
     """
 
     name: str  # of its folder
@@ -88,8 +89,8 @@ class TaskSpec:
     evaluate: Callable[..., dict[str, Any]]  # (model, data, **options): metrics
     predict: Callable[..., list[dict[str, Any]]]  # (model, inputs, **options): one row per input
     from_python: bool = False  # runs of Python objects, which no command can rebuild
-    network_kind: str | None = None  # `kind` of the configs of networks that only this task applies, such as "text"
-    default: bool = False  # the kind of weights that do not say what they were trained for
+    network_kind: str | None = None  # `kind` in the configs of networks that only this task can apply, such as "text"
+    default: bool = False  # true for one: weights that do not name their task belong to it
     show: Callable[..., Path] | None = None  # (data, recipe, out, ...): a picture of what training sees
     upgrade: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda settings: settings  # of earlier versions
     sequence_from_json: Callable[[Mapping[str, Any]], RunSequence] | None = None

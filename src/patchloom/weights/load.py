@@ -88,6 +88,12 @@ def load(
     if (other := _not_of_images(checkpoint)) is not None:
         given = {"img_size": img_size, "source_size": source_size, "num_classes": num_classes, "in_chans": in_chans}
         return _load_described(checkpoint, other, {**given, **hints}, strict)
+    task = checkpoint.metadata.get("task")
+    if task is not None and "config" not in checkpoint.metadata:  # as `Task.finish` exports modules of the user's own
+        raise PatchloomError(
+            f"{checkpoint.label} holds modules of the task {task!r}, not a network of patchloom: build them yourself, "
+            "and read their tensors with safetensors.torch.load_file."
+        )
     layout, state, unused = to_ours(checkpoint.tensors, checkpoint.metadata.get("layout"))
     if "head.0.weight" in checkpoint.tensors and "config" not in checkpoint.metadata:  # official: one query per class
         hints = {"queries": "per_class", **hints}

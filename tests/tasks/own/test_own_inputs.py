@@ -170,3 +170,9 @@ def test_what_is_not_a_place_is_one_message_everywhere(tmp_path: Path) -> None:
     with pytest.raises(PatchloomError, match="A pair is a source and a target language, such as en-de, not 3"):
         patchloom.translate("d", pair=3, model="resmlp_mt_nano", recipe="resmlp_mt", out=out)  # type: ignore[arg-type]
     assert not out.exists()
+
+
+def test_load_names_the_task_of_modules_that_it_cannot_build(tmp_path: Path) -> None:
+    run = train(numbers(), tmp_path, model=nn.Linear(4, 2))
+    with pytest.raises(PatchloomError, match=r"holds modules of the task 'own'.*safetensors\.torch\.load_file"):
+        patchloom.load(run.folder)
