@@ -88,6 +88,7 @@ class _SharedOptions:
 
     def add_argument(self, *flags: str, **options: Any) -> None:
         declared = self.parser._option_string_actions
+        # argparse refuses a flag that is declared twice, so the action of the first task serves all.
         action = next((declared[flag] for flag in flags if flag in declared), None)
         meaning = options.get("help") or ""
         if action is None:

@@ -80,6 +80,7 @@ def _print_plan(options: argparse.Namespace, config: Any, sequence: Any, console
         plans.append(measure_plan(sequence.check(config), console, options.strict, options.device))
     leave_processes()
     if options.json and is_main_process():
+        # The fields of a single plan are at the top level for every plan, so that programs find them.
         print_json({**plans[0], "stages": plans})
 
 

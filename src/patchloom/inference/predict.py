@@ -128,6 +128,7 @@ def in_equal_shapes(function: Callable[[Any], np.ndarray], pictures: Sequence[An
     for i, picture in enumerate(pictures):
         places.setdefault((picture.dtype, tuple(picture.shape)), []).append(i)
     parts = [function(collate([pictures[i] for i in some])) for some in places.values()]
+    # The parts are in the order of the shapes: sorting by place restores that of the pictures.
     order = np.argsort(np.concatenate(list(places.values())))
     return np.concatenate(parts)[order]
 

@@ -189,6 +189,7 @@ class TranslationNetwork(nn.Module):
         """The inverse of `metadata`, for a network that has the config already. Raises PatchloomError for values that
         `metadata` does not give."""
         try:
+            # A network that was saved before any training has neither.
             if metadata.get("vocabulary") and metadata.get("pair"):
                 source, target = metadata["pair"]
                 vocabulary = base64.b64decode(metadata["vocabulary"], validate=True)

@@ -85,6 +85,7 @@ def build(
     if is_index(out):
         return _whole_already(out, plan, console)
     out.parent.mkdir(parents=True, exist_ok=True)
+    # Built beside its place and renamed at the end: a folder with the final name is always a complete index.
     with locked(out.with_name(f".{out.name}.lock"), str(out)):
         work = out.with_name(f".{out.name}.building")
         build = _Build(work, plan, source, items, console)
@@ -100,6 +101,7 @@ def build(
 
 
 def _all(source: Source) -> list[Item]:
+    # An image that is in two splits is in the index once.
     return list(dict.fromkeys(source.items()))
 
 
@@ -107,6 +109,7 @@ def _where(source: Source, data: Any) -> str | None:
     """What `open_source` takes to find the images again; None for a data set in memory."""
     if not isinstance(data, str | PathLike):
         return None
+    # Absolute, so that the index works from any folder.
     return str(Path(data).resolve()) if isinstance(source, FileSource) and ":" not in str(data) else str(data)
 
 
@@ -147,6 +150,7 @@ class _Build:
         """Prepare the folder: continue what is there, or start over."""
         plan = self.folder / "plan.json"
         if resume and plan.is_file():
+            # Vectors of other weights or images would be mixed with the new ones, and nobody could tell.
             if (before := read_json(plan)) != self.plan:
                 changed = ", ".join(name for name in self.plan if before.get(name) != self.plan[name])
                 raise PatchloomError(
@@ -167,10 +171,12 @@ class _Build:
         """Embed what is not embedded yet, and record the progress every few batches."""
         start, total = len(self.digests), len(self.items)
         rows: Any = np.load(self.vectors, mmap_mode="r+") if start and self.vectors.exists() else None
+        # Progress without its vectors is of no use: the build begins again.
         if rows is None:
             start, self.digests, self.unreadable = 0, [], {}
         for number, found in enumerate(embed_items(network, self.source, self.items, batch, workers, start), 1):
             begin = len(self.digests)
+            # The dimension is known from the first batch with a readable image.
             if rows is None and found.vectors.shape[1]:
                 shape = (total, found.vectors.shape[1])
                 rows = np.lib.format.open_memmap(self.vectors, mode="w+", dtype=np.float32, shape=shape)
@@ -180,6 +186,7 @@ class _Build:
             self.unreadable |= {self.items[begin + place].key: why for place, why in found.unreadable.items()}
             self.console.progress(f"embedding: {len(self.digests)} of {total} images")
             if rows is not None and (number % _FLUSH == 0 or len(self.digests) == total):
+                # Vectors first, then the progress that counts them: a kill in between repeats some batches.
                 rows.flush()
                 progress = {"digests": self.digests, "unreadable": self.unreadable}
                 temporary.write_text(self.folder / "progress.json", json.dumps(progress))
@@ -197,6 +204,7 @@ class _Build:
         kept = [item for item, readable in zip(self.items, good, strict=True) if readable]
         digests = [digest for digest, readable in zip(self.digests, good, strict=True) if readable]
         if not good.all():
+            # In blocks: the vectors of a million images need not fit into memory.
             self.vectors = self.folder / "vectors-2.npy"
             blocks = np.array_split(np.flatnonzero(good), max(1, len(kept) // 65536))
             write_vectors(self.vectors, (vectors[block] for block in blocks), len(kept), vectors.shape[1])

@@ -59,11 +59,13 @@ def add(index: Index, images: Any, labels: Mapping[str, str], console: Console |
         old.columns[name].name(place[key]) == value for name, value in labels.items() for key in same
     ):
         return {"added": 0, "replaced": 0, "unchanged": len(same)}
+    # A replaced image loses its row and comes again at the end, with the vector of its new content.
     kept = np.setdiff1d(np.arange(len(old.keys)), replaced)
     keys = [*(old.keys[i] for i in kept), *new.keys]
     digests = [*(old.digests[i] for i in kept), *new.digests]
     changed = {*new.keys, *same}
     columns = _with_labels(old.columns, [*kept, *(place.get(key, -1) for key in new.keys)], keys, changed, labels)
+    # Approximate indexes of faiss can grow but not forget: with replaced images they are built from all vectors.
     graph = _grown(index, new.vectors) if not replaced else None
     _write(index, kept, new.vectors, keys, digests, columns, graph)
     return {"added": len(new.keys) - len(replaced), "replaced": len(replaced), "unchanged": len(same)}
@@ -73,6 +75,7 @@ def remove(index: Index, keys: Sequence[str]) -> int:
     """See `Index.remove`."""
     old = index.contents
     place = {key: i for i, key in enumerate(old.keys)}
+    # The path of a file is accepted in place of its key.
     named = {key: key if key in place else _key_of(index, key) for key in keys}
     unknown = [key for key, found in named.items() if found not in place]
     if unknown:
@@ -92,6 +95,7 @@ def remove(index: Index, keys: Sequence[str]) -> int:
 
 def _check_columns(index: Index, labels: Mapping[str, str]) -> None:
     for name, value in labels.items():
+        # An index without columns takes any: the first label makes one.
         if index.columns and name not in index.columns:
             raise PatchloomError(
                 f"{index.path} has no label column {name!r}.{did_you_mean(name, index.columns)} "
@@ -114,6 +118,7 @@ def _embed_new(index: Index, images: Any, console: Console) -> tuple[_New, list[
             key, digest, picture = _read(index, image)
             if known.get(key) == digest:
                 same.append(key)
+            # An image that is given twice is embedded once.
             elif key not in new:
                 pixels.append(crop(picture(), index.network.preprocessing))
                 new[key] = digest, None
@@ -144,6 +149,7 @@ def _key_of(index: Index, image: str | PathLike[str]) -> str:
     """The key of a file: relative to the folder of the first images where that is possible, else absolute."""
     path = Path(os.path.abspath(os.path.expanduser(image)))
     root = index.header.data.get("root")
+    # As it is written, then without links: the recorded root has none.
     for place in (path, path.resolve()):
         if root is not None and place.is_relative_to(root):
             return place.relative_to(root).as_posix()
@@ -193,6 +199,7 @@ def _write(
 ) -> None:
     """Write the next generation."""
     header: Header = dataclasses.replace(index.header, count=len(keys), generation=index.header.generation + 1)
+    # Under a new name: a service that has the old file open goes on reading it.
     name = f"vectors-{header.generation}.npy"
     write_vectors(index.path / name, _rows(index.contents.vectors, kept, new), len(keys), header.dim)
     vectors = np.load(index.path / name, mmap_mode="c")
@@ -206,6 +213,7 @@ def _used(column: Column) -> Column:
     used = np.unique(column.labels[column.labels >= 0])
     if len(used) == len(column.names):
         return column
+    # One place more than classes: -1, the label of images without one, is the last place and stays -1.
     place = np.full(len(column.names) + 1, -1, np.int32)
     place[used] = np.arange(len(used))
     return Column(tuple(column.names[i] for i in used), place[column.labels])

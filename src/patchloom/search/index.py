@@ -177,6 +177,7 @@ class Index:
     ) -> list[dict[str, Any]]:
         """The answers to queries; a single one can leave out an item, for which one neighbour more is found."""
         more = 0 if left_out is None else 1
+        # Each column has a k of its own, and only images with a label in it vote: hence one search per column.
         near = {
             name: without(
                 self._neighbours(queries.vectors, name, self.header.k[name] + more), left_out, self.header.k[name]
@@ -256,6 +257,7 @@ class Index:
     def _read(self) -> None:
         before = self.header.model["digest"]
         self.header, self.contents = read_index(self.path)
+        # They were derived from the contents before the change.
         for name in ("_approximate", "places"):
             self.__dict__.pop(name, None)
         if self.header.model["digest"] != before:
@@ -277,6 +279,7 @@ class Index:
         """Unit vectors of images, with the softmax of the network over a column if it classifies that."""
         names, vectors, softmax = list[str](), list[np.ndarray](), list[Tensor]()
         waiting = iter(expand_all(images))
+        # However many files a folder has, one batch of them is decoded at a time.
         while some := list(islice(waiting, BATCH)):
             names += [query_name(image, len(names) + i) for i, image in enumerate(some)]
             pixels = collate([crop(as_picture(image), self.network.preprocessing) for image in some])

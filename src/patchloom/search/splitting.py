@@ -62,6 +62,7 @@ def stability(vectors: np.ndarray, number: int, seed: int = 0) -> float:
     """The mean adjusted Rand index of clusterings of random subsets, on the images that two subsets share."""
     from sklearn.metrics import adjusted_rand_score
 
+    # A subset with fewer images than clusters could not be clustered.
     generator, size = np.random.default_rng(seed), max(number + 1, round(_SHARE * len(vectors)))
     agreement = []
     for pair in range(_PAIRS):
@@ -71,6 +72,7 @@ def stability(vectors: np.ndarray, number: int, seed: int = 0) -> float:
             labels = np.full(len(vectors), -1)
             labels[part] = cluster(vectors[part], number, seed=2 * pair + one)
             found.append(labels)
+        # Only images that are in both subsets have two clusters to compare.
         both = (found[0] >= 0) & (found[1] >= 0)
         agreement.append(adjusted_rand_score(found[0][both], found[1][both]))
     return float(np.mean(agreement))
@@ -83,6 +85,7 @@ def split_class(vectors: np.ndarray, places: np.ndarray, number: int | None, see
         score = stability(vectors, number, seed) if 1 < number < len(vectors) else None
         return Clusters(places, cluster(vectors, number, seed), score, {} if score is None else {number: score})
     tried = {each: stability(vectors, each, seed) for each in NUMBERS if each * LEAST <= len(vectors)}
+    # Stable by itself, and nearly as stable as the most stable number.
     least = max(STABLE, NEAR * max(tried.values(), default=0.0))
     stable = [each for each, score in tried.items() if score >= least]
     chosen = max(stable, default=1)

@@ -27,6 +27,7 @@ def open_weights(weights: Model, hints: Mapping[str, Any] | None = None, device:
     mean and std of its input."""
     options = dict(hints or {})
     colours = {name: options.pop(name) for name in _COLOURS if options.get(name) is not None}
+    # Only a file without metadata needs options of the network, and `open_model` takes none.
     if not options:
         network = open_model(weights, device=device)
     elif isinstance(weights, str | PathLike):

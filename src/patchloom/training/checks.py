@@ -127,6 +127,7 @@ def check_callbacks(callbacks: Sequence[Callback]) -> None:
 def _check_callable(method: Any, name: str, arguments: tuple[str, ...]) -> None:
     """Refuse a method that cannot take these arguments, before hours of training."""
     try:
+        # Bound, not called: a callback may write files or stop the run.
         inspect.signature(method).bind(*arguments)
     except TypeError as error:
         raise PatchloomError(f"{name} takes ({', '.join(arguments)}): {error}.") from error

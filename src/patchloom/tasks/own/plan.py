@@ -172,6 +172,7 @@ def _open_supervised(
     run: OwnRun, recipe: str | Recipe, changes: Mapping[str, Any], context: Context
 ) -> tuple[Supervised, Recipe]:
     chosen = choose_recipe(recipe)
+    # Such as mixup or drop_path: without a network of ours nothing would read them.
     of_networks = set(setting_types(type(chosen.options))) - set(setting_types(OwnOptions))
     if unused := sorted(of_networks & set(changes)):
         raise PatchloomError(f"{', '.join(unused)} has no effect with a module of your own: leave it out.")

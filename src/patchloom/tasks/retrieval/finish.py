@@ -28,6 +28,7 @@ def finish(task: Retrieval, run: Run, result: Result) -> None:
     whole = whole_tensors(trained)
     if not task.processes.is_main_process:
         return
+    # Built again from whole tensors: the parts of a sharded network are in several processes.
     network: Any = build(trained.config)
     network.load_state_dict(whole)
     for name in ("class_names", "label_column", "preprocessing"):

@@ -49,6 +49,7 @@ class Memory:
         sizes = torch.bincount(labels, minlength=classes)
         self.bounds = [0, *sizes.cumsum(0).tolist()]  # class c has the rows bounds[c] to bounds[c + 1]
         self.alone = int((sizes == 1).sum())  # classes with one image
+        # Rounded up: the last processes may hold fewer rows than the others, or none.
         share = -(-self.count // self.processes.count)
         self.first = min(self.processes.rank * share, self.count)
         self.end = min(self.first + share, self.count)
@@ -58,6 +59,8 @@ class Memory:
     def _random(self, seed: int) -> Tensor:
         """Random unit vectors, the same whatever the number of processes."""
         parts = [torch.empty(0, self.dim)]
+        # Each block has a generator of its own: a process draws only the blocks that overlap its rows, and gets the
+        # values that one process alone would get.
         for block in range(self.first // _BLOCK, -(-self.end // _BLOCK)):
             start = block * _BLOCK
             drawn = torch.randn(
@@ -83,6 +86,7 @@ class Memory:
         """m <- (m + g) / 2 for `rows` (B,) and unit vectors g (B, dim) of all processes. A row that occurs more than
         once takes the mean of its vectors. `revocable`: until `keep`, `revoke` takes it back."""
         mine = (rows >= self.first) & (rows < self.end)
+        # Repeated augmentation can bring an image several times in a batch.
         places, which = (rows[mine] - self.first).unique(return_inverse=True)
         sums = torch.zeros(len(places), self.dim, device=self.vectors.device).index_add_(
             0, which, vectors[mine].float()
@@ -146,6 +150,7 @@ class _Sums:
     def add(self, places: Tensor | slice, scores: Tensor, vectors: Tensor) -> None:
         """Further rows (C, dim) with their scores (b, C) for the queries at `places`; -inf leaves a row out."""
         peak = torch.maximum(self.peak[places], scores.amax(dim=1))
+        # Relative to the largest score so far, exp cannot overflow; a larger one shrinks what is summed up already.
         shrink = (self.peak[places] - peak).exp_()
         weights = scores.sub_(peak[:, None]).exp_()
         self.total[places] = self.total[places] * shrink + weights.sum(dim=1)
@@ -156,6 +161,7 @@ class _Sums:
         """The sums over the rows of all processes."""
         if processes.count > 1:
             peak = processes.maximum(self.peak.clone())
+            # The sums of each process are relative to its own peak: only at a common one can they be added.
             shrink = (self.peak - peak).exp_()
             both = torch.cat([self.total[:, None], self.weighted], dim=1) * shrink[:, None]
             both = processes.sum(both)
@@ -184,6 +190,7 @@ def loss_and_gradient(queries: Tensor, rows: Tensor, memory: Memory) -> LossAndG
     for places, first, vectors in memory.class_rows(rows):
         same.add(places, _scores(queries[places], vectors, rows[places], first, memory.sigma), vectors)
     every, same = every.over(memory.processes), same.over(memory.processes)
+    # A class of one image has no other row: 1 stands in for its sums, and `has` makes loss and gradient 0.
     has = same.total > 0
     one = torch.ones_like(same.total)
     own, all_ = torch.where(has, same.total, one), torch.where(has, every.total, one)
@@ -206,9 +213,11 @@ class _NeighbourLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(context: Any, vectors: Tensor, rows: Tensor, memory: Memory) -> Tensor:
+        # bf16 has 8 bits: scores of up to 1 / sigma would lose their differences.
         with torch.autocast(vectors.device.type, enabled=False):
             queries, everywhere = memory.processes.gather_rows(vectors.detach()), memory.processes.gather_rows(rows)
             found = loss_and_gradient(queries, everywhere, memory)
+        # Shares of a batch may differ: those of this process come after those of all lower ranks.
         start = sum(memory.processes.gather(len(rows))[: memory.processes.rank])
         mine = slice(start, start + len(rows))
         context.save_for_backward(found.gradient[mine])

@@ -33,6 +33,7 @@ def make_modules(
     target      the trunk and projector of f_xi and P_xi
     """
     report = None
+    # The weights depend on the seed alone, and the caller's generator stays as it is.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(recipe.seed, "start"))
         trunk = build(config.trunk_config(recipe))
@@ -77,6 +78,7 @@ def _target(modules: nn.ModuleDict, batch_statistics: bool) -> nn.Module:
     if PROJECTOR in modules:
         target.projector = copy.deepcopy(modules[PROJECTOR])
     target.requires_grad_(False).eval()
+    # In training mode BatchNorm normalises by its batch, as that of the trained network does.
     for module in target.modules():
         if batch_statistics and isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.train()

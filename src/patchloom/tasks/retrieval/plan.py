@@ -28,6 +28,7 @@ def plan(run: RunConfig, context: Context) -> dict[str, Any]:
     sizes = _sizes(run, task)
     context.console.say(*plan_lines(sizes))
     batch = min(run.recipe.batch_size, max(_IMAGES, 2 * context.processes.count))
+    # Small steps are enough to measure, and a memory filled by the network would embed all images first.
     recipe = run.recipe.replace(batch_size=batch, accumulate=1, memory_start="random")
     small = make_task(run.task, recipe, images, replace(context, console=Console(quiet=True)))
     seconds, waiting = measure_steps(small, recipe, context.processes, _BUDGET)

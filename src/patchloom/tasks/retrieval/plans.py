@@ -84,6 +84,7 @@ def _trunk(
         if mean is not None or std is not None:
             raise PatchloomError(f"mean and std are for weights without metadata; {model} starts at random.")
         return find_config(str(model)), None, options, []
+    # The other options are hints for a file of weights that does not describe its network.
     own = {name: value for name, value in options.items() if name in _OF_THE_RUN}
     hints = {name: value for name, value in options.items() if name not in _OF_THE_RUN}
     network, start, _ = open_start(model, source, hints, False, mean, std)

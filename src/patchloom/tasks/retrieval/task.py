@@ -110,6 +110,7 @@ class Retrieval(Task):
 
     def batches(self, start: int, end: int) -> Batches:
         """Views, a tuple of (B, height, width, 3) uint8, and the numbers (B,) of the images."""
+        # Only at the beginning: a resumed run has the memory of its checkpoint.
         if start == 0 and self.memory is not None and self.recipe.memory_start == "network":
             self.memory.fill(self._embed(self.network, self.split.train)[self.memory.images])
         recipe, fields = (
@@ -118,6 +119,7 @@ class Retrieval(Task):
         )
         augment = Augment(**{**fields, "flip": recipe.flip if self.source.flips else 0.0})
         views = Views(((augment, self.network.config.img_size),) * self.terms.views)
+        # The loader knows an image by its key, memory and labels by its place.
         places = {item.key: place for place, item in enumerate(self.split.train)}
         samples = Samples(
             self.source, self.split.train, Numbered(views, places), recipe.seed, fast=recipe.pixels == "fast"
@@ -126,6 +128,7 @@ class Retrieval(Task):
         return load_batches(samples, steps, recipe.workers, pin=pins_memory(self.processes.device))
 
     def losses(self, batch: Any, step: int, part: int) -> dict[str, Tensor]:
+        # A step that was given up (a signal, a loss that is not finite) may have left its embeddings and updates.
         if part == 0:
             self._seen.clear()
             if self.memory is not None:
@@ -153,6 +156,7 @@ class Retrieval(Task):
         """Eq. 2.3, (B,); notes the embeddings for the memory, or updates it before the loss."""
         assert self.memory is not None
         vectors, rows = F.normalize(embeddings.float(), dim=1), self.memory.row_of[numbers]
+        # Every process updates its own rows with the vectors of all, so their number does not matter.
         seen = (self.processes.gather_rows(rows), self.processes.gather_rows(vectors.detach()))
         if self.recipe.memory_update == "before":
             self.memory.update(*seen, revocable=True)
@@ -178,6 +182,7 @@ class Retrieval(Task):
 
     def after_step(self, step: int) -> None:
         if self.memory is not None:
+            # Not in `losses`: a step that is given up must leave the memory as it was.
             for rows, vectors in self._seen:
                 self.memory.update(rows, vectors)
             self.memory.keep()
