@@ -148,3 +148,13 @@ def test_more_images_than_memory_has_room_for(capsys: pytest.CaptureFixture[str]
 )
 def test_mistakes_are_told(words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert told in refused(capsys, *words, *QUICK)
+
+
+def test_a_network_of_timm_beside_one_of_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("timm:resnet10t", "deit_nano", "--sizes", "32", "--rounds", "1", "--batch", "2", "--no-memory")
+    main(["bench", *words, "--out", str(tmp_path)])
+    first, *_ = capsys.readouterr().out.splitlines()
+    assert first.split() == ["timm:resnet10t", "32", "px"]
+    rows = json.loads((tmp_path / "bench.json").read_text())["rows"]
+    assert [row["depth"] for row in rows] == [None, 6]
+    assert {path.name for path in tmp_path.iterdir()} == {"bench.json", "roofline.png"}

@@ -52,7 +52,8 @@ def measure(
     networks = {"ours": fuse(plain, int8=int8), **({} if peer is None else {"theirs": peer})}
     cost = complexity(plain)
     label = f"{name}, int8" if int8 else name
-    row: dict[str, Any] = {"model": label, "peer": against, "batch": batch, "size": size, "depth": plain.config.depth}
+    blocks = getattr(plain.config, "depth", None)  # None for a network of timm, whose blocks are counted in other ways
+    row: dict[str, Any] = {"model": label, "peer": against, "batch": batch, "size": size, "depth": blocks}
     row["cost"] = {"macs": cost.macs, "params": cost.params, "activations": cost.activations}
     # Two series: a full batch for the throughput, one image for the latency.
     times = {images: _times(networks, torch.randn(images, 3, size, size).to(chosen), rounds) for images in {batch, 1}}

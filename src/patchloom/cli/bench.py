@@ -139,7 +139,7 @@ def _measured(cases: list[tuple[str, int, int | None]], options: argparse.Namesp
 
 
 def _line(row: dict[str, Any]) -> str:
-    line = f"{row['model']:18} {row['size']:4} px, {row['depth']} blocks"
+    line = f"{row['model']:18} {row['size']:4} px" + (f", {row['depth']} blocks" if row["depth"] is not None else "")
     for who, label in (("ours", "ours"), ("theirs", row["peer"])):
         if side := row.get(who):
             memory = "" if side["memory_mb"] is None else f", {side['memory_mb']:.0f} MB"
@@ -162,5 +162,6 @@ def _draw(rows: list[dict[str, Any]], peak: float, copying: float, out: Path) ->
 
     draw_roofline(rows, peak, copying, out / "roofline.png")
     for along in ("size", "depth"):
-        if len({row[along] for row in rows}) > 1:
-            draw_scaling(rows, along, out / f"{along}.png")
+        known = [row for row in rows if row[along] is not None]
+        if len({row[along] for row in known}) > 1:
+            draw_scaling(known, along, out / f"{along}.png")

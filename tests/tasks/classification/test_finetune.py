@@ -323,3 +323,14 @@ def test_flowers_tune_the_attention_of_deit3(tmp_path: Path) -> None:
     with pytest.raises(PatchloomError, match="finetune"):
         plan_training("digits", "deit3_nano", "deit@small", {"tune": "ffn"}, {})
     assert plan_training("digits", "deit3_nano", "transfer_flowers@small", {}, {}).recipe.tune == "all"
+
+
+@pytest.mark.parametrize(("name", "options"), [("resnet10t", {}), ("vit_tiny_patch16_224", {"depth": 1})])
+def test_a_network_of_timm_from_its_run(name: str, options: dict[str, int], tmp_path: Path) -> None:
+    short = {"steps": 1, "batch_size": 8, "workers": 0, **QUIET}
+    patchloom.train(
+        "digits", model=f"timm:{name}", recipe="deit@small", out=tmp_path / "first", resolution=32,
+        model_options=options, **short,
+    )  # fmt: skip
+    run = finetune(tmp_path / "first", "digits", out=tmp_path / "second", **short)
+    assert patchloom.load(run.folder).config.name == f"timm:{name}"

@@ -187,7 +187,8 @@ def plan_finetuning(
         raise PatchloomError(
             f"{weights} has no distillation token: --method hard and --method soft teach a network without one."
         )
-    if own.get("head", network.config.head) != network.config.head:
+    head = getattr(network.config, "head", None)  # a network of timm has no choice of heads
+    if own.get("head", head) != head:
         start = dataclasses.replace(start, class_names=None)  # a head of another kind starts from scratch too
     queries = getattr(network.config, "queries", None)
     if queries == "per_class" and own.get("queries", queries) != queries:
