@@ -302,3 +302,10 @@ def test_what_is_exported_is_not_written_over(weights: Path, tmp_path: Path) -> 
     exporter.export(weights, "safetensors", first)
     with pytest.raises(PatchloomError, match="is the source of the export"):
         exporter.export(first, "safetensors", first)
+
+
+def test_a_network_of_timm_is_exported_at_its_size(tmp_path: Path) -> None:
+    network = patchloom.create_model("timm:resnet10t", num_classes=3, img_size=32)
+    patchloom.save(network, tmp_path / "weights.safetensors")
+    report = export(tmp_path / "weights.safetensors", "torch", tmp_path / "model.pt2")
+    assert report.difference < 1e-4

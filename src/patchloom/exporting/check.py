@@ -118,9 +118,10 @@ def calibration_crops(network: Network, pictures: Sequence[Image.Image]) -> Tens
 def check_batches(request: Request, pictures: Sequence[Image.Image]) -> Iterator[Tensor]:
     """Batches of 1, 2 and 5 images, also of other sizes if the file supports them; for int8, more at the own size."""
     network = request.network
-    patch, (height, width) = network.config.patch_size, network.config.img_size
+    height, width = network.config.img_size
     sizes = [(height, width)]
     if request.any_size:
+        patch = network.config.patch_size
         # One size that is not square and larger, and one smaller in height: runtimes tend to fix either by accident.
         sizes += [(height + patch, width), (max(2, height // patch // 2) * patch, width + 2 * patch)]
     for number, size in enumerate(sizes):

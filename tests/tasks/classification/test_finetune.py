@@ -334,3 +334,12 @@ def test_a_network_of_timm_from_its_run(name: str, options: dict[str, int], tmp_
     )  # fmt: skip
     run = finetune(tmp_path / "first", "digits", out=tmp_path / "second", **short)
     assert patchloom.load(run.folder).config.name == f"timm:{name}"
+
+
+def test_a_network_of_timm_on_other_classes(tmp_path: Path) -> None:
+    network = patchloom.create_model("timm:resnet10t", num_classes=5, img_size=32)
+    network.class_names = tuple("abcde")
+    patchloom.save(network, tmp_path / "weights.safetensors")
+    short = {"steps": 1, "batch_size": 8, "workers": 0, **QUIET}
+    run = finetune(tmp_path / "weights.safetensors", "digits", out=tmp_path / "run", **short)
+    assert patchloom.load(run.folder).class_names == tuple("0123456789")

@@ -90,8 +90,9 @@ def fill_from(network: Network, start: Start) -> LoadReport:
 
 def _why_from_scratch(base: Network, network: Network) -> str:
     theirs, ours = base.config, network.config
-    if theirs.head != ours.head:
-        return f"a {theirs.head} head in the file, {ours.head} here"
+    there, here = (getattr(config, "head", "linear") for config in (theirs, ours))  # timm's heads have no other kind
+    if there != here:
+        return f"a {there} head in the file, {here} here"
     if theirs.num_classes != ours.num_classes:
         return f"{theirs.num_classes} classes in the file, {ours.num_classes} here"
     return "the classes in the file have other names"
