@@ -138,8 +138,9 @@ def test_wrong_use_is_refused() -> None:
     model, rows = make("resmlp_mt_nano"), sources(2)
     with pytest.raises(PatchloomError, match="at least 1"):
         options(beam=0)
-    with pytest.raises(PatchloomError, match="negative"):
-        options(length_penalty=-1.0)
+    for penalty in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(PatchloomError, match=f"not negative, not {penalty}"):
+            options(length_penalty=penalty)
     with pytest.raises(PatchloomError, match="evaluation mode"):
         search(model.train(), rows, options())
 

@@ -240,6 +240,38 @@ def test_commands_for_images_refuse_the_network(run: Path, tmp_path: Path) -> No
         patchloom.train("digits", model="resmlp_mt_nano", recipe="deit@small", out=tmp_path / "run")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["finetune", "RUN", "digits", "--out", "OUT"],
+        ["distill", "RUN", "digits", "--model", "deit_nano", "--recipe", "deit@small", "--out", "OUT"],
+        ["grafit", "digits", "--model", "RUN", "--out", "OUT"],
+        ["bench", "resmlp_mt_nano"],
+    ],
+)
+def test_commands_that_start_from_images_refuse_the_network(
+    words: list[str], run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = {"RUN": str(run), "OUT": str(tmp_path / "out")}
+    with pytest.raises(SystemExit) as caught:
+        main([places.get(word, word) for word in words])
+    assert caught.value.code == 2
+    assert "is a network of text" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_resumes_without_the_file_of_its_vocabulary(text: Path, tmp_path: Path) -> None:
+    from patchloom.tasks.translation.vocabulary import Vocabulary
+
+    file = tmp_path / "mine.model"
+    file.write_bytes(Vocabulary.train(sentences(text, "train.en") + sentences(text, "train.de"), 40).model)
+    start(text, tmp_path / "run", epochs=1, vocabulary=file)
+    file.unlink()
+    resume(tmp_path / "run", Console(quiet=True), more_epochs=1)
+    network = patchloom.load(tmp_path / "run")
+    assert network.vocabulary == Vocabulary.from_text(Run.open(tmp_path / "run").environment()["vocabulary"]).model
+
+
 def test_the_command_predicts_a_file(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "lines.txt").write_text("ba bo.\ndi.\n")
     main(["predict", str(run), "--file", str(tmp_path / "lines.txt"), "--json", "--beam", "1"])

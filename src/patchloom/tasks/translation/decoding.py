@@ -6,6 +6,7 @@ its own, by its own length, so that a translation does not depend on the others 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -33,8 +34,8 @@ class DecodingOptions:
     def __post_init__(self) -> None:
         if self.beam < 1:
             raise PatchloomError(f"A beam has at least 1 hypothesis, not {self.beam}.")
-        if not self.length_penalty >= 0:
-            raise PatchloomError(f"The length penalty cannot be negative: {self.length_penalty}.")
+        if not 0 <= self.length_penalty < math.inf:
+            raise PatchloomError(f"The length penalty is a number that is not negative, not {self.length_penalty}.")
 
 
 @dataclass(frozen=True)

@@ -49,9 +49,7 @@ def plan_translation(
         raise PatchloomError("Batches of translation are counted in tokens: set batch_tokens, not batch_size.")
     if "vocab_size" in (options or {}):
         wanted = (options or {})["vocab_size"]
-        raise PatchloomError(
-            f"The vocabulary decides vocab_size: set vocabulary={wanted}, the number of its tokens, or give --vocabulary."
-        )
+        raise PatchloomError(f"The vocabulary decides vocab_size: set vocabulary={wanted}, or give --vocabulary FILE.")
     resolved, changed = apply_changes(for_target(chosen, languages[1]), changes or {})
     parse_interval("checkpoint_every", resolved.checkpoint_every)
     parse_interval("eval_every", resolved.eval_every)

@@ -90,7 +90,7 @@ def _check_text(line: Any) -> None:
     try:
         line.encode()
     except UnicodeEncodeError as error:
-        raise PatchloomError(f"{ascii(line[:40])} is not valid Unicode: give sentences in UTF-8.") from error
+        raise PatchloomError(f"{line[:40]!a} is not valid Unicode: give sentences in UTF-8.") from error
     if len(line) < _LONGEST_NAME and line.strip() and _names_file(line):
         kind = "folder" if Path(line).is_dir() else "file"
         raise PatchloomError(f"{line} is a {kind}, and this model translates sentences: --file takes a text file.")
