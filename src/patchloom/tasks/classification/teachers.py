@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from patchloom import temporary
 from patchloom.errors import PatchloomError
+from patchloom.inference.models import check_images
 from patchloom.install import install_hint
 from patchloom.models.config import as_size
 from patchloom.models.foreign import TIMM
@@ -191,7 +192,9 @@ def open_teacher(source: str, device: torch.device, hints: Mapping[str, Any] | N
     elif source.endswith(".onnx"):
         teacher = _onnx_teacher(Path(source), _only_size(source, hints))
     else:
-        network = load(source, **hints).to(device).eval()
+        network = load(source, **hints)
+        check_images(network, source)
+        network = network.to(device).eval()
         count, names = network.config.num_classes, network.class_names
         teacher = Teacher(source, network, network.preprocessing, names, count, checksum(network))
     if classes not in (None, teacher.num_classes):
