@@ -11,7 +11,9 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from patchloom.data.loader import eval_batches
@@ -54,6 +56,21 @@ def test_a_killed_worker_is_noticed_where_batches_are_read(photos: Path) -> None
     ):
         list(batches)
     assert not multiprocessing.active_children()
+
+
+class Huge:
+    """A dataset whose sample needs more memory than there is."""
+
+    def __getitem__(self, key: int) -> np.ndarray:
+        return np.empty(1 << 60, np.uint8)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_too_little_memory_is_an_error_of_reading_whatever_the_workers(workers: int) -> None:
+    with pytest.raises(PatchloomError, match=r"not enough memory to read images.* `workers: 0`"):
+        list(load_batches(Huge(), [[0], [1]], workers))  # type: ignore[arg-type]
+    with pytest.raises(PatchloomError, match="not enough memory to read images"):
+        list(load_batches([0, 1], [[0], [1]], workers, lambda _: torch.empty(1 << 60)))  # type: ignore[arg-type]
 
 
 class Reset:

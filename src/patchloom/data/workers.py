@@ -20,13 +20,14 @@ from torch.utils.data._utils import signal_handling
 from patchloom.data import jpeg, native
 from patchloom.data.collating import collate as stack
 from patchloom.data.parts import MOST_WORKERS
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, is_out_of_memory
 
 Batches = Generator[Any, None, None]
 _PR_SET_PDEATHSIG = 1  # of sys/prctl.h
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 _KEPT = 32 << 20  # bytes
 _ENDING = 2.0  # seconds that a killed process may take to end
+_LESS = "To resume a run, set `workers: 0` in its recipe.yaml first; a smaller batch_size needs a new run."
 
 
 def load_batches(
@@ -66,20 +67,26 @@ class _Caught(Dataset[Any]):
         self.dataset = dataset
 
     def __getitem__(self, key: Any) -> Any:
-        try:
-            return self.dataset[key]
-        except PatchloomError as error:
-            return error
+        return _caught(lambda: self.dataset[key])
 
 
 def _collate_caught(collate: Callable[..., Any], samples: list[Any]) -> Any:
     error = next((sample for sample in samples if isinstance(sample, PatchloomError)), None)
     if error is not None:
         return error
+    return _caught(lambda: collate(samples))
+
+
+def _caught(read: Callable[[], Any]) -> Any:
+    """What `read` gives, or its error; too little memory is one too, so that a run is saved and the message tells."""
     try:
-        return collate(samples)
-    except PatchloomError as raised:
-        return raised
+        return read()
+    except PatchloomError as error:
+        return error
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return PatchloomError(f"There is not enough memory to read images: {error}. {_LESS}")
 
 
 def _read(loader: DataLoader[Any]) -> Batches:
@@ -106,8 +113,7 @@ def _read(loader: DataLoader[Any]) -> Batches:
             raise
         raise PatchloomError(
             "A worker process that reads images ended unexpectedly: it was killed, or memory or shared memory ran "
-            f"out. Use fewer than {len(workers)} workers (0 starts none). To resume a run, set `workers: 0` in its "
-            "recipe.yaml first; a smaller batch_size needs a new run."
+            f"out. Use fewer than {len(workers)} workers (0 starts none). {_LESS}"
         ) from error
     finally:
         if done := getattr(iterator, "_pin_memory_thread_done_event", None):
