@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import os
 import signal
@@ -45,7 +46,8 @@ def load_batches(
     """
     if workers > MOST_WORKERS:
         raise PatchloomError(f"workers={workers}: at most {MOST_WORKERS} processes may read images.")
-    options: dict[str, Any] = {"prefetch_factor": 4} if workers else {}
+    started: list[Any] = []
+    options: dict[str, Any] = {"prefetch_factor": 4, "multiprocessing_context": _noting(started)} if workers else {}
     native.available(), jpeg.available()  # tried here once: forked workers inherit the result
     loader = DataLoader(
         _Caught(dataset),
@@ -57,7 +59,21 @@ def load_batches(
         generator=torch.Generator().manual_seed(0),  # nothing draws from it, and the global one stays untouched
         **options,
     )
-    return _read(loader)
+    return _read(loader, started)
+
+
+def _noting(started: list[Any]) -> Any:
+    """torch's context for processes, which notes those that it makes: without it those of a loader that fails while it
+    begins could not be ended."""
+    context = copy.copy(torch.multiprocessing.get_context())
+    make = context.Process
+
+    def process(*args: Any, **options: Any) -> Any:
+        started.append(make(*args, **options))
+        return started[-1]
+
+    context.Process = process
+    return context
 
 
 class _Caught(Dataset[Any]):
@@ -89,19 +105,21 @@ def _caught(read: Callable[[], Any]) -> Any:
         return PatchloomError(f"There is not enough memory to read images: {error}. {_LESS}")
 
 
-def _read(loader: DataLoader[Any]) -> Batches:
+def _read(loader: DataLoader[Any], workers: list[Any]) -> Batches:
+    end = Finalize(loader, _end, (workers,), exitpriority=0)  # at exit, multiprocessing would wait for them
     try:
         iterator: Any = iter(loader)
-    except OSError as error:
+        if workers:
+            # torch would raise the loss of a worker anywhere, in the middle of a step too; `next` notices it as well
+            signal_handling._remove_worker_pids(id(iterator))
+            iterator._worker_pids_set = False
+    except BaseException as error:
+        end()
+        if not isinstance(error, (OSError, RuntimeError)):  # the latter is how torch reports a worker's end
+            raise
         raise PatchloomError(
-            f"{loader.num_workers} processes that read images could not be started: {error}."
+            f"{loader.num_workers} processes that read images could not be started: {error}. {_LESS}"
         ) from error
-    workers = getattr(iterator, "_workers", [])
-    if workers:
-        # torch would raise the loss of a worker anywhere, in the middle of a step too; `next` notices it as well
-        signal_handling._remove_worker_pids(id(iterator))
-        iterator._worker_pids_set = False
-        end = Finalize(iterator, _end, (workers,), exitpriority=0)  # at exit, multiprocessing would wait for them
     try:
         for batch in iterator:
             if isinstance(batch, PatchloomError):
@@ -120,14 +138,15 @@ def _read(loader: DataLoader[Any]) -> Batches:
             done.set()  # as torch's own end would
         if workers:
             iterator._shutdown = True  # torch's own end may wait for locks that a killed worker took along
-            end()
+        end()
 
 
 def _end(workers: Sequence[Any]) -> None:
     """Kill the workers, with SIGKILL since they ignore SIGINT and SIGTERM, and wait for them."""
-    for worker in workers:
+    begun = [worker for worker in workers if worker.pid is not None]
+    for worker in begun:
         worker.kill()
-    for worker in workers:
+    for worker in begun:
         worker.join()
 
 
