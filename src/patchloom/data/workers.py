@@ -65,7 +65,7 @@ def load_batches(
 def _noting(started: list[Any]) -> Any:
     """torch's context for processes, which notes those that it makes: without it those of a loader that fails while it
     begins could not be ended."""
-    context = copy.copy(torch.multiprocessing.get_context())
+    context: Any = copy.copy(torch.multiprocessing.get_context())
     make = context.Process
 
     def process(*args: Any, **options: Any) -> Any:
