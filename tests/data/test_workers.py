@@ -118,6 +118,17 @@ def test_workers_that_are_lost_while_they_begin_leave_none_to_wait_for(
     assert re.search(message, done.stderr)
 
 
+def test_a_batch_that_cannot_be_sent_is_not_waited_for() -> None:
+    """As with a full /dev/shm; here it cannot be pickled."""
+    program = """
+from patchloom.data.workers import load_batches
+list(load_batches([0, 1], [[0], [1]], 1, lambda _: lambda: 0))
+"""
+    done = subprocess.run([sys.executable, "-c", program], timeout=60, capture_output=True, text=True)
+    assert "cannot send the images that it read" in done.stderr
+    assert "PatchloomError: A worker process that reads images ended unexpectedly" in done.stderr
+
+
 class Reset:
     """A batch whose transfer fails."""
 

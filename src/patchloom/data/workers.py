@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import wait
+from multiprocessing.queues import Queue
 from multiprocessing.util import Finalize
 from typing import Any
 
@@ -155,9 +156,17 @@ def _begin_worker(parent: int, _: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _end_with(parent)
+    # Called where a batch cannot be sent, as with a full /dev/shm; by default the batch is dropped, and waited for.
+    Queue._on_queue_feeder_error = staticmethod(_give_up)  # type: ignore[attr-defined]
     # One thread each: several workers with several threads would take turns on the same cores.
     torch.set_num_threads(1)
     _keep_memory()
+
+
+def _give_up(error: Exception, _: object) -> None:
+    """End this worker, which the training process notices."""
+    print(f"patchloom: A worker process cannot send the images that it read: {error}", file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 def _end_with(parent: int) -> None:
