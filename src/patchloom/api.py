@@ -244,7 +244,7 @@ def translate(
     model: str,
     out: Place,
     recipe: str | Recipe | None = None,
-    vocabulary: Place | None = None,
+    vocabulary: Place | int | None = None,
     model_options: Mapping[str, Any] | None = None,
     strict: bool = False,
     log: str | None = None,
@@ -261,10 +261,13 @@ def translate(
         pair: Source and target language, such as "en-de".
         model: A name of `list_models(kind="text")`.
         recipe: "resmlp_mt", "transformer_mt" or a small form; by default that of the family.
-        vocabulary: A model of sentencepiece; by default one is trained on the training split.
+        vocabulary: A model of sentencepiece, or the number of tokens of one that is trained on the training split; by
+            default the recipe's number.
         strict: Raise an error for empty and too long lines instead of leaving them out.
 
     The others are those of `train`.
     """
+    if isinstance(vocabulary, int):  # the setting `vocabulary`, whose name the file of a vocabulary has here
+        changes, vocabulary = {**changes, "vocabulary": vocabulary}, None
     config = plan_translation(data, pair, model, recipe, vocabulary, changes, model_options)
     return launch(config, out, strict=strict, log=log, console=console, device=device, callbacks=callbacks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -15,13 +16,22 @@ EXIT_CODES = {
 }
 
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)  # a full disk, or one on which this user may store no more
+
+
 class PatchloomError(ValueError):
     """Wrong use or bad input. The command line prints its text and exits with code 2.
 
     Several arguments are several lines. A line break within one comes from a name, and is spelled out when printed.
     """
 
-    exit_code = 2
+    @property
+    def exit_code(self) -> int:
+        """2, or 1 if a full disk caused it: that is no wrong use."""
+        cause = self.__cause__
+        while cause is not None and not (isinstance(cause, OSError) and cause.errno in _FULL):
+            cause = cause.__cause__
+        return 2 if cause is None else 1
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.args))

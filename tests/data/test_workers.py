@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,7 +12,9 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from patchloom.data.loader import eval_batches
@@ -54,6 +57,76 @@ def test_a_killed_worker_is_noticed_where_batches_are_read(photos: Path) -> None
     ):
         list(batches)
     assert not multiprocessing.active_children()
+
+
+class Huge:
+    """A dataset whose sample needs more memory than there is."""
+
+    def __getitem__(self, key: int) -> np.ndarray:
+        return np.empty(1 << 60, np.uint8)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_too_little_memory_is_an_error_of_reading_whatever_the_workers(workers: int) -> None:
+    with pytest.raises(PatchloomError, match=r"not enough memory to read images.* `workers: 0`"):
+        list(load_batches(Huge(), [[0], [1]], workers))  # type: ignore[arg-type]
+    with pytest.raises(PatchloomError, match="not enough memory to read images"):
+        list(load_batches([0, 1], [[0], [1]], workers, lambda _: torch.empty(1 << 60)))  # type: ignore[arg-type]
+
+
+LOSING = """
+import multiprocessing, os, resource, signal, sys, time
+from patchloom.data.workers import load_batches
+from patchloom.errors import PatchloomError
+
+def killing():
+    os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
+    time.sleep(0.5)
+    yield from [[0]] * 100
+
+def failing():
+    raise KeyError("no batch")
+    yield
+
+def full():
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 14, 9999))
+    return [[0]] * 100
+
+try:
+    list(load_batches([0], {sampler}(), {workers}))
+except (PatchloomError, KeyError) as error:
+    kept = error
+    assert not multiprocessing.active_children()
+    sys.exit(f"{{type(error).__name__}}: {{error}}")
+"""
+
+
+@pytest.mark.parametrize(
+    ("sampler", "workers", "message"),
+    [
+        ("killing", 2, "PatchloomError: .*(could not be started|ended unexpectedly).*`workers: 0`"),
+        ("failing", 2, "KeyError: 'no batch'"),
+        ("full", 8, "PatchloomError: 8 processes .* could not be started: .*Too many open files.*`workers: 0`"),
+    ],
+)
+def test_workers_that_are_lost_while_they_begin_leave_none_to_wait_for(
+    sampler: str, workers: int, message: str
+) -> None:
+    program = LOSING.format(sampler=sampler, workers=workers)
+    done = subprocess.run([sys.executable, "-c", program], timeout=60, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert re.search(message, done.stderr)
+
+
+def test_a_batch_that_cannot_be_sent_is_not_waited_for() -> None:
+    """As with a full /dev/shm; here it cannot be pickled."""
+    program = """
+from patchloom.data.workers import load_batches
+list(load_batches([0, 1], [[0], [1]], 1, lambda _: lambda: 0))
+"""
+    done = subprocess.run([sys.executable, "-c", program], timeout=60, capture_output=True, text=True)
+    assert "cannot send the images that it read" in done.stderr
+    assert "PatchloomError: A worker process that reads images ended unexpectedly" in done.stderr
 
 
 class Reset:

@@ -18,6 +18,7 @@ def test_the_papers_values_are_kept() -> None:
     assert (ours.label_smoothing, ours.dropout, ours.layerscale, ours.beam) == (0.1, 0.15, 0.2, 4)
     assert for_target(ours, "fr").dropout == 0.1
     assert for_target(ours, "de").dropout == 0.15
+    assert for_target(ours.replace(dropout=0.3), "fr").dropout == 0.3  # the user's own value
     assert find_recipe("transformer_mt").optimizer == "adam"
 
 

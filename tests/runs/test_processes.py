@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -146,3 +149,46 @@ def test_a_restart_that_one_torchrun_did_not_count_resumes_in_all_processes(alon
             process.wait()
     assert [process.returncode for process in started] == [0, 0], outputs
     assert "is already finished (2 epochs)" in outputs[0]
+
+
+@pytest.mark.parametrize("shard", ["none", "full"])
+def test_a_process_that_loses_its_loader_worker_costs_no_step(shard: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = [*WORDS, "epochs=400", "workers=1", f"shard={shard}", "checkpoint_every=1h", "eval_every=400 epochs"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    started = subprocess.Popen(
+        [*launcher, "-m", "patchloom", "train", *words, "--out", str(out)], stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        worker = _loader_worker(started, rank=1)
+        time.sleep(3)  # some steps
+        os.kill(worker, signal.SIGKILL)
+        _, said = started.communicate(timeout=120)
+    finally:
+        started.terminate()  # torchrun ends its processes
+        started.wait()
+    stopped = re.findall(r"patchloom: Training stopped at step (\d+), everything saved: (.*?)[.:]", said)
+    assert {reason for _, reason in stopped} == {
+        "A worker process that reads images ended unexpectedly", "another process cannot read its batch"
+    }, said[-3000:]  # fmt: skip
+    step = int(stopped[0][0])
+    assert step > 0
+    assert next((out / "checkpoints").glob(f"step-{step:08d}.*"))
+
+
+def _loader_worker(launcher: subprocess.Popen[str], rank: int) -> int:
+    """The process that reads images for the process with this rank, once there is one."""
+    limit = time.time() + 120
+    while time.time() < limit:
+        assert launcher.poll() is None
+        for process in _children(launcher.pid):
+            variables = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+            if f"RANK={rank}".encode() in variables and (workers := _children(process)):
+                return workers[0]
+        time.sleep(0.1)
+    raise AssertionError("no worker was started")
+
+
+def _children(process: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from patchloom import create_model, save
 from patchloom.api import train
 from patchloom.console import Console
 from patchloom.data.opening import open_source
@@ -19,6 +20,7 @@ from patchloom.runs import launch as launch_module
 from patchloom.runs.launch import resume
 from patchloom.tasks.classification import setup
 from patchloom.tasks.classification.task import Classification
+from patchloom.temporary import own_name
 from patchloom.training import run as run_module
 from patchloom.training.loop import Loop
 
@@ -77,6 +79,34 @@ def test_a_held_out_image_that_vanishes_costs_nothing(
     resume(tmp_path / "run", **QUIET)
     whole, got = tensors(tmp_path / "whole"), tensors(tmp_path / "run")
     assert all(torch.equal(got[name], tensor) for name, tensor in whole.items())
+
+
+@pytest.mark.parametrize("name", ["report.html", "export/model.safetensors", "export/model.json"])
+def test_a_full_disk_at_the_end_of_a_run_costs_nothing(name: str, photos: Path, tmp_path: Path) -> None:
+    place = tmp_path / "run" / name
+    place.parent.mkdir(parents=True)
+    own_name(place).symlink_to("/dev/full")  # where the file is written first
+    message = r"stopped at step 6, everything saved: .*No space left on device.*resume"
+    with pytest.raises(PatchloomError, match=message) as caught:
+        train(photos, out=tmp_path / "run", **TINY)
+    assert caught.value.exit_code == 1
+    resume(tmp_path / "run", **QUIET)
+    assert (tmp_path / "run" / "export" / "model.json").exists()
+
+
+def test_a_full_disk_is_told_from_a_wrong_folder_when_a_run_begins(photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    own_name(tmp_path / "run" / "recipe.yaml").symlink_to("/dev/full")
+    with pytest.raises(PatchloomError, match=r"cannot be written: .*No space left on device") as caught:
+        train(photos, out=tmp_path / "run", **TINY)
+    assert caught.value.exit_code == 1
+
+
+def test_a_nul_byte_in_the_name_of_a_folder_or_file_is_refused() -> None:
+    with pytest.raises(PatchloomError, match="NUL byte"):
+        train("digits", out="a\0b", **TINY)
+    with pytest.raises(PatchloomError, match=r"not 'a\\x00b\.safetensors'"):
+        save(create_model("deit_nano", depth=1), "a\0b.safetensors")
 
 
 def test_a_signal_between_accumulated_parts_ends_a_step_that_leaves_no_trace(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import http.client
 import resource
 import socket
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -117,24 +118,25 @@ def test_an_upload_has_a_least_rate(server: Server) -> None:
     assert time.monotonic() - begun < 10
 
 
-def test_nothing_more_is_read_of_an_upload_that_was_refused(server: Server) -> None:
-    """It is answered at once. What the kernels on both sides hold is sent nevertheless."""
-    body, headers = multipart(bytes(50_000_000))
-    client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
-    client.putrequest("POST", "/api/explain")
-    for name, value in {**headers, "Content-Length": str(len(body))}.items():
-        client.putheader(name, value)
-    client.endheaders()
-    sent = 0
-    with suppress(BrokenPipeError, ConnectionResetError):
-        for start in range(0, len(body), 65536):
-            client.send(body[start : start + 65536])
-            sent += 65536
-    assert sent < 25_000_000
-    answer = client.getresponse()
-    assert answer.status == 413
-    assert answer.headers["connection"] == "close"
-    client.close()
+def test_a_client_that_sends_everything_before_it_reads_is_told_why_it_is_refused(server: Server) -> None:
+    body, headers = multipart(bytes(60_000_000))
+    request = urllib.request.Request(f"http://127.0.0.1:{server.port}/api/predict", body, headers)
+    with pytest.raises(urllib.error.HTTPError, match="413") as refused:
+        urllib.request.urlopen(request, timeout=30)
+    assert b"at most 2 MB" in refused.value.read()
+
+
+def test_little_more_is_read_of_an_upload_that_was_refused(server: Server) -> None:
+    """It is answered at once, and its connection is closed after 128 MB and what the kernels on both sides hold."""
+    length, chunk = 400_000_000, bytes(1 << 20)
+    with begin_upload(server, length, multipart(b"")[0][:60]) as client:
+        assert client.recv(65536).startswith(b"HTTP/1.1 413")
+        sent = 0
+        with suppress(BrokenPipeError, ConnectionResetError):
+            while sent < length:
+                client.sendall(chunk)
+                sent += len(chunk)
+    assert 100_000_000 < sent < 180_000_000
 
 
 def test_expensive_images_do_not_hold_up_a_cheap_one(server: Server) -> None:

@@ -119,10 +119,13 @@ def run(options: argparse.Namespace) -> None:
 
 def _cases(options: argparse.Namespace) -> Iterator[tuple[str, int, int | None]]:
     """Name, image side and depth of every row."""
+    from patchloom.errors import PatchloomError
     from patchloom.models.registry import find_config
 
     # All names are resolved first, so that a wrong one costs no measurement.
     for config in [find_config(name) for name in options.models]:
+        if config.kind != "image":
+            raise PatchloomError(f"{config.name} is a network of {config.kind}: bench measures networks of images.")
         for size in options.sizes or [config.img_size[0]]:
             for depth in options.depths or [None]:
                 yield config.name, size, depth

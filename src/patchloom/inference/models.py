@@ -33,10 +33,7 @@ def open_model(
         raise PatchloomError(f"{model} is an ONNX file: only `distill` and `evaluate` without --probe take those.")
     if isinstance(model, str | PathLike):
         network = load(model, img_size=resolution, base=base)
-        if network.config.kind != "image":
-            raise PatchloomError(
-                f"{model} is a network of {network.config.kind}, and this command needs one of images."
-            )
+        check_images(network, model)
     else:
         network = unwrapped(model)
         if resolution is not None and network.config.img_size != (resolution, resolution):
@@ -72,6 +69,12 @@ def evaluating(model: Model) -> Iterator[None]:
     finally:
         for module, mode in zip(modules, modes, strict=True):
             module.training = mode
+
+
+def check_images(network: Any, source: object) -> None:
+    """Raise PatchloomError for a loaded network that takes text; `source` is where it came from."""
+    if network.config.kind != "image":
+        raise PatchloomError(f"{source} is a network of {network.config.kind}, and this command needs one of images.")
 
 
 def weights_of(network: Any) -> str | None:

@@ -113,7 +113,9 @@ _DROPOUT_BY_TARGET: dict[str, Cited] = {"fr": (0.1, f"{_THESIS}: English-French"
 
 
 def for_target(recipe: Recipe, language: str) -> Recipe:
-    """The recipe with the values that the thesis prints for a target language, where it prints some."""
-    if recipe.name == RESMLP_MT.name and language in _DROPOUT_BY_TARGET:
+    """The recipe with the values that the thesis prints for a target language, where it prints some. A rate that is
+    not the recipe's is the user's, and stays."""
+    as_printed = recipe.name == RESMLP_MT.name and recipe.dropout == RESMLP_MT.dropout
+    if as_printed and language in _DROPOUT_BY_TARGET:
         return cite(recipe, dropout=_DROPOUT_BY_TARGET[language])
     return recipe

@@ -27,6 +27,8 @@ from patchloom.training.processes import join_processes, restarted
 from patchloom.training.run import Run, packages
 from patchloom.weights.files import kept_checkpoints
 
+STAGES = "stages.json"  # what a sequence of two runs was asked for: see `patchloom.runs.sequence`
+
 
 def launch(
     config: RunConfig,
@@ -37,6 +39,7 @@ def launch(
     console: Console | None = None,
     device: Device = "auto",
     callbacks: Sequence[Callback] = (),
+    second_stage: bool = False,
 ) -> Run:
     """Begin a run in the folder `out`, and train to its end.
 
@@ -45,6 +48,7 @@ def launch(
         strict: unreadable files are an error instead of being left out.
         log: "wandb" for a copy of the log there.
         callbacks: called after steps and evaluations, in the main process.
+        second_stage: the folder holds the first run of a sequence, whose second one this is.
 
     Raises:
         PatchloomError: the folder is taken, or the task refuses its data or settings.
@@ -57,21 +61,21 @@ def launch(
         return resume(out, console, device=device, callbacks=callbacks)
     console.quiet = console.quiet or not processes.is_main_process
     console.say(*config.notes)
-    check_free(out)
+    check_free(out, second_stage)
     check_log(log)
     task = config.spec.open(config.task, config.recipe, Context(processes, console, strict=strict))
     settings = settings_of(RunConfig(config.spec, task.config, config.recipe))  # with what the data decided
     run = Run(Path(out), {**settings, "log": log})
-    return start_task(run, Loop(task, config.recipe, run, processes, console, callbacks))
+    return start_task(run, Loop(task, config.recipe, run, processes, console, callbacks), second_stage)
 
 
-def start_task(run: Run, loop: Loop) -> Run:
+def start_task(run: Run, loop: Loop, second_stage: bool = False) -> Run:
     """Begin the folder of a run and train. The loop exists before anything is written: it refuses what cannot be."""
     processes = loop.processes
     processes.wait()
     with run.locked() if processes.is_main_process else nullcontext():
         if processes.is_main_process:
-            check_free(run.folder)  # again: another process may have begun a run here meanwhile
+            check_free(run.folder, second_stage)  # again: another process may have begun a run here meanwhile
             metric = loop.task.metric and dataclasses.asdict(loop.task.metric)
             run.create({**loop.task.environment(), "device": device_name(processes.device), "metric": metric})
         return _train(run, loop)
@@ -152,14 +156,17 @@ def _extended(config: RunConfig, more: int, console: Console) -> RunConfig:
     return with_epochs(config, epochs)
 
 
-def check_free(place: str | PathLike[str]) -> None:
-    """Refuse a folder that holds a run or cannot be written to; called before any long work."""
+def check_free(place: str | PathLike[str], second_stage: bool = False) -> None:
+    """Refuse a folder that holds a run or cannot be written to; called before any long work.
+
+    The first run of a sequence holds the folder for the second one, which alone may begin there (`second_stage`)."""
     if not isinstance(place, str | PathLike):
         raise PatchloomError(f"out is the path of a folder for the run, not {type(place).__name__}.")
-    if not os.fspath(place):
-        raise PatchloomError("--out is empty. Give the name of a folder for the run.")
+    if not os.fspath(place) or "\0" in str(place):
+        raise PatchloomError("--out is empty or holds a NUL byte. Give the name of a folder for the run.")
     out = Path(place)
-    if (out / "recipe.yaml").exists() or (out / "checkpoints").exists():
+    taken = ("recipe.yaml", "checkpoints") if second_stage else ("recipe.yaml", "checkpoints", STAGES)
+    if any((out / name).exists() for name in taken):
         raise PatchloomError(
             f"{out} holds a run already: `patchloom resume {quote(str(out))}` continues it, or give another "
             "folder for this run."
@@ -195,7 +202,7 @@ def _fit_and_finish(run: Run, loop: Loop) -> None:
         loop.task.finish(run, loop.result())
     except StoppedError:
         raise
-    except PatchloomError as error:
+    except (PatchloomError, OSError) as error:
         raise loop.stopped(error) from error
 
 

@@ -22,7 +22,6 @@ from patchloom.temporary import write_text
 from patchloom.training.processes import join_processes, restarted
 from patchloom.training.run import Run
 
-_FILE = "stages.json"
 _FIRST = "low"
 
 
@@ -42,10 +41,11 @@ def launch(
     """
     folder = Path(out)
     processes = join_processes(device)
-    if restarted(processes) and processes.gather((folder / _FILE).exists())[0]:
+    if restarted(processes) and processes.gather((folder / single.STAGES).exists())[0]:
         return resume(folder, console, device=device)
     single.check_free(out)
     sequence.check(first)
+    processes.wait()  # until all have looked: the main process writes to the folder now
     if processes.is_main_process:
         asked = {"low": settings_of(first), "finish": sequence.to_json(), "strict": strict, "log": log}
         with Run(folder, asked).locked():
@@ -55,17 +55,15 @@ def launch(
         return resume(folder, console, device=device)
     except PatchloomError:
         if not (folder / _FIRST / "recipe.yaml").exists():  # refused before it began: the folder stays free
-            (folder / _FILE).unlink(missing_ok=True)
+            (folder / single.STAGES).unlink(missing_ok=True)
         raise
 
 
 def _begin(folder: Path, asked: dict[str, Any]) -> None:
     """Write what was asked for, where no other process has begun meanwhile."""
     single.check_free(folder)
-    if (folder / _FILE).exists():
-        raise PatchloomError(f"{folder} holds a run already: `patchloom resume {quote(str(folder))}` continues it.")
     try:
-        write_text(folder / _FILE, json.dumps(asked, indent=1) + "\n")
+        write_text(folder / single.STAGES, json.dumps(asked, indent=1) + "\n")
     except OSError as error:
         raise PatchloomError(f"{folder} cannot be written: {error}.") from error
 
@@ -79,11 +77,11 @@ def resume(
     """
     place, console = Path(folder), console or Console()
     # recipe.yaml in RUN itself means that the second run has begun.
-    if not (place / _FILE).exists() or (place / "recipe.yaml").exists():
+    if not (place / single.STAGES).exists() or (place / "recipe.yaml").exists():
         return single.resume(place, console, more_epochs, device)
     if more_epochs:
         raise PatchloomError(f"{place} is in its first stage: `patchloom resume {quote(str(place))}` first.")
-    first, sequence, options = _read(place / _FILE)
+    first, sequence, options = _read(place / single.STAGES)
     options |= {"console": console, "device": device}
     console.say(f"Stage 1 of 2, in {place / _FIRST}.")
     if not (place / _FIRST / "recipe.yaml").exists():
@@ -91,7 +89,7 @@ def resume(
     elif not (place / _FIRST / "export" / "model.json").exists():  # written last
         single.resume(place / _FIRST, console, device=device)
     console.say(f"Stage 2 of 2, {sequence.describe()}.")
-    return single.launch(sequence.second(first, place / _FIRST), place, **options)
+    return single.launch(sequence.second(first, place / _FIRST), place, second_stage=True, **options)
 
 
 def _read(path: Path) -> tuple[RunConfig, RunSequence, dict[str, Any]]:

@@ -30,7 +30,9 @@ SECURITY = {
     "permissions-policy": "camera=(), microphone=(), geolocation=()",
     "cache-control": "no-store",
 }
-_LINGER_BYTES, _LINGER_SECONDS = 1_000_000, 2
+# Closing a connection with unread bytes resets it. A client that sends everything before it reads would see the reset
+# in place of the response. 128 MB is more than a photo of any camera, and nginx waits 5 s, too.
+_LINGER_BYTES, _LINGER_SECONDS = 128_000_000, 5
 
 
 class Guard:
@@ -92,7 +94,7 @@ class _Exchange:
     """One request and its response: records the status and adds headers.
 
     If a request is refused while the client is still sending, the response is sent at once and the connection is
-    closed. Some clients read the response only after sending everything, so a limited amount is read and discarded
+    closed. Most clients read the response only after sending everything, so a limited amount is read and discarded
     before closing.
     """
 
@@ -124,7 +126,7 @@ class _Exchange:
         await self._send(message)
 
     async def _linger(self) -> None:
-        """Read and discard the rest of the body, at most a megabyte and two seconds of it."""
+        """Read and discard the rest of the body, up to the limits above."""
 
         async def read() -> None:
             total = 0

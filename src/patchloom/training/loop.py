@@ -188,7 +188,7 @@ class Loop:
             self.modules[name].train()
 
     def _batches(self) -> Iterator[Any]:
-        """The remaining batches. If one cannot be read, a single process saves a checkpoint and stops."""
+        """The remaining batches. If a process cannot read one, all save and stop; a first one has nothing to save."""
         made = self.task.batches(self.progress.start, self.total)
         if not isinstance(made, Generator):
             raise PatchloomError(
@@ -205,18 +205,17 @@ class Loop:
                         f"it must give one batch for every step."
                     ) from None
                 except PatchloomError as error:
-                    alone = self.processes.count == 1
-                    if alone:
+                    if self.processes.count == 1 or self.counters.step > self.progress.start:
+                        self.processes.total(-math.inf)  # tells the others, which add up weights in `step`
                         self.save()
-                    raise self.stopped(error, alone) from error
+                    raise self.stopped(error) from error
                 yield batch
 
-    def stopped(self, error: PatchloomError, saved: bool = True) -> PatchloomError:
-        """The error for input that ended the run; `saved`: with a checkpoint at the present step."""
+    def stopped(self, error: Exception) -> PatchloomError:
+        """The error for what ended the run, with a checkpoint at the present step."""
         self.run.checkpoints.wait()
-        where = f"step {self.counters.step}{', everything saved' if saved else ''}"
-        reason = str(error).rstrip(".")
-        return PatchloomError(f"Training stopped at {where}: {reason}. {self.run.continuation}")
+        stop, reason = f"Training stopped at step {self.counters.step}", str(error).rstrip(".")
+        return PatchloomError(f"{stop}, everything saved: {reason}. {self.run.continuation}")
 
     def _step_or_stop(self, batch: Any) -> None:
         """Run a step. If its loss is not finite or a signal interrupts it, restore and save the state before it."""
@@ -262,6 +261,9 @@ class Loop:
         weight = sum(self.task.weight(part) for part in parts)
         # The mean is over what all processes count: their shares of a step may differ.
         everywhere = self.processes.total(weight)
+        if everywhere == -math.inf:
+            self.save()
+            raise self.stopped(PatchloomError("another process cannot read its batch"))
         losses, loss = self._backward(parts, step, everywhere)
         # All processes must decide alike: one that went on alone would wait for the others in its next all-reduce.
         if self.processes.any(not math.isfinite(loss))[0]:

@@ -11,7 +11,6 @@ RUN/
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
@@ -93,8 +92,7 @@ class Run:
         except OSError as error:
             if path.is_symlink():
                 raise PatchloomError(f"{path} is a link, which is not followed: remove it.") from error
-            kind = StoppedError if error.errno in (errno.ENOSPC, errno.EDQUOT) else PatchloomError
-            raise kind(f"{self.folder} cannot be written: {error}.") from error
+            raise PatchloomError(f"{self.folder} cannot be written: {error}.") from error
         if not _lock(handle):
             # Closing releases the lock. The kernel does the same for a process that is killed, so a lock is never
             # stale.

@@ -79,7 +79,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]
     Raises:
         PatchloomError: the path is not a .safetensors file, the disk is full, or tensors share memory.
     """
-    if path.suffix != ".safetensors":
+    if path.suffix != ".safetensors" or "\0" in str(path):
         raise PatchloomError(f"patchloom writes .safetensors files, not {path.name!r}.")
     path = path.resolve()  # a symbolic link stays: its target is replaced
     aside = temporary.aside(path)

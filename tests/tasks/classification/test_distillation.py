@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import os
 import warnings
 from pathlib import Path
 
@@ -153,8 +155,14 @@ def test_a_cache_answers_in_place_of_the_teacher_and_a_cut_file_does_not(tmp_pat
     cached.cache.say = told.append
     cached(x, how, 7, 0)
     assert f"{path} is damaged" in told[0]
+    path.write_bytes(b"no array" + hashlib.sha256(b"no array").digest())
+    cached(x, how, 7, 0)
+    assert f"{path} is damaged" in told[1]
+    path.unlink()
+    os.mkfifo(path)
+    cached(x, how, 7, 0)  # at once: a FIFO is not waited for
     cached(x, how, 8, 0)
-    assert calls == [5] * 9
+    assert calls == [5] * 11
     (tmp_path / "file").touch()
     with pytest.raises(PatchloomError, match="cannot be written"):
         TeacherCache(tmp_path / "file", [])

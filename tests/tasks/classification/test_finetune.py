@@ -15,6 +15,7 @@ from patchloom.api import finetune
 from patchloom.console import Console
 from patchloom.errors import InterruptedWork
 from patchloom.models.roles import tuned_parameters
+from patchloom.runs.launch import launch as launch_one
 from patchloom.runs.sequence import launch, resume
 from patchloom.tasks.classification.plans import plan_distillation, plan_finetuning, plan_training
 from patchloom.tasks.classification.sequence import FinishHigh
@@ -211,6 +212,8 @@ def test_train_low_finish_high_in_one_command_cut_in_either_stage(tmp_path: Path
         with pytest.raises(InterruptedWork):
             launch(low, finish, out, **QUIET)
         monkeypatch.setattr(Loop, "step", real)
+        with pytest.raises(PatchloomError, match="holds a run already"):  # the folder of the second stage is taken
+            launch_one(low, out, **QUIET)
         got = exported(resume(out, **QUIET))
         assert all(torch.equal(tensor, want[name]) for name, tensor in got.items())
     with pytest.raises(PatchloomError, match="holds a run already"):

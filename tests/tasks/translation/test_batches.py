@@ -110,6 +110,16 @@ def test_unusable_lines_are_left_out_aloud_or_refused() -> None:
         encode_pairs(text, vocabulary, 1, leave_out=True)
 
 
+def test_lines_of_invisible_characters_are_empty() -> None:
+    lines = ("alpha beta", "gamma delta", "alpha gamma", "beta")
+    vocabulary = Vocabulary.train(lines, 30)
+    text = ParallelText(Path(), "val", ("en", "de"), ("alpha", "\u200b", "beta", "gamma"), ("a", "b", "\x07", "\ufeff"))
+    pairs, kept, messages = encode_pairs(text, vocabulary, 12, leave_out=True)
+    assert len(pairs) == 1
+    assert kept.source == ("alpha",)
+    assert messages == ["3 lines of val.en or val.de are empty (line 2, 3, 4): left out."]
+
+
 def test_the_loss_weighs_every_token_alike_however_a_batch_is_divided() -> None:
     torch.manual_seed(0)
     model = stir(patchloom.create_model("resmlp_mt_nano", vocab_size=30, dim=16, hidden=32, depth=1))

@@ -138,14 +138,20 @@ def test_wrong_use_is_refused() -> None:
     model, rows = make("resmlp_mt_nano"), sources(2)
     with pytest.raises(PatchloomError, match="at least 1"):
         options(beam=0)
-    with pytest.raises(PatchloomError, match="negative"):
-        options(length_penalty=-1.0)
+    for penalty in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(PatchloomError, match=f"not negative, not {penalty}"):
+            options(length_penalty=penalty)
     with pytest.raises(PatchloomError, match="evaluation mode"):
         search(model.train(), rows, options())
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_networks_with_nan_are_refused(beam: int) -> None:
+    model, rows = make("resmlp_mt_nano"), sources(2)
     with torch.no_grad():
-        model.eval().embedding.weight.fill_(torch.nan)
+        model.embedding.weight.fill_(torch.nan)
     with pytest.raises(PatchloomError, match="NaN"):
-        search(model, rows, options())
+        search(model, rows, options(beam=beam))
 
 
 def test_no_sources_give_no_translations() -> None:
@@ -159,6 +165,11 @@ def test_no_sources_give_no_translations() -> None:
 @pytest.mark.parametrize("beam", [1, 3])
 def test_with_the_end_forbidden_every_translation_has_the_length_of_its_limit(name: str, beam: int) -> None:
     model, rows = make(name), sources(5)
+    with torch.no_grad():  # a network that prefers to end
+        model.decoder_norm.bias.add_(model.embedding.weight[2])
     for each in search(model, rows, options(beam=beam, forbidden=(2, 3), limit_factor=0.0, limit_extra=7)):
         assert len(each.tokens) == 6
         assert each.score > -100
+    rows = sources(7)  # lengths 2 to 8: each has a limit of its own, which must not end the others
+    found = search(model, rows, options(beam=beam, forbidden=(2, 3), limit_factor=1.0, limit_extra=0))
+    assert [len(each.tokens) for each in found] == [1, 2, 3, 4, 5, 6, 7]

@@ -14,7 +14,6 @@ from patchloom import PatchloomError
 from patchloom.tasks.translation.text import (
     ParallelText,
     describe_lines,
-    empty_lines,
     parse_pair,
     read_lines,
     read_parallel,
@@ -108,9 +107,8 @@ def test_pairs_are_two_languages() -> None:
             parse_pair(wrong)
 
 
-def test_empty_lines_are_named() -> None:
+def test_lines_are_named() -> None:
     text = ParallelText(Path(), "train", ("en", "de"), ("a", "", "b", "c"), ("x", "y", "", "z"))
-    assert empty_lines(text) == [1, 2]
     assert describe_lines(text, [1, 2], "empty") == "2 lines of train.en or train.de are empty (line 2, 3)"
 
 

@@ -46,6 +46,8 @@ def test_empty_and_long_lines_are_refused(model, vocabulary) -> None:
     options = decoding_options(vocabulary)
     with pytest.raises(PatchloomError, match="Line 2 is empty"):
         translate_lines(model, vocabulary, ["dogs", "  "], options)
+    with pytest.raises(PatchloomError, match="The text is empty"):  # characters that leave no token
+        translate_lines(model, vocabulary, ["\u200b\ufeff"], options)
     with pytest.raises(
         PatchloomError, match=r"The text, 'dogs dogs .* is too long: \d+ tokens, .* at most 24"
     ) as caught:

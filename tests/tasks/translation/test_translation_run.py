@@ -183,6 +183,11 @@ def test_a_given_vocabulary_is_used(text: Path, tmp_path: Path) -> None:
     assert task.vocabulary.model == (tmp_path / "mine.model").read_bytes()
 
 
+def test_a_number_is_the_size_of_a_vocabulary_to_train(text: Path, tmp_path: Path) -> None:
+    start(text, tmp_path / "run", epochs=1, vocabulary=30)
+    assert patchloom.load(tmp_path / "run").config.vocab_size == 30
+
+
 def test_the_recipe_is_that_of_the_family(text: Path) -> None:
     assert plan_translation(text, "en-de", "transformer_mt_nano").recipe == find_recipe("transformer_mt@small")
 
@@ -195,6 +200,8 @@ def test_the_recipe_is_that_of_the_family(text: Path) -> None:
         ({"model": "deit_nano"}, "network of images"),
         ({"recipe": "deit"}, "deit is a recipe for classification, not for translation"),
         ({"changes": {"batch_size": 8}}, "batch_tokens"),
+        ({"options": {"vocab_size": 50}}, "set vocabulary=50"),
+        ({"vocabulary": "mine.model", "changes": {"vocabulary": 50}}, "vocabulary=50 is for one that is trained"),
     ],
 )
 def test_bad_requests_are_refused(text: Path, options: dict, said: str) -> None:
@@ -220,6 +227,8 @@ def test_predict_refuses_files_and_empty_text(run: Path, tmp_path: Path) -> None
         patchloom.predict(run, ["ba.", " "])
     with pytest.raises(PatchloomError, match="too long"):
         patchloom.predict(run, "ba " * 3000)
+    with pytest.raises(PatchloomError, match="not valid Unicode"):
+        patchloom.predict(run, ["ba.", "\udcff bo"])  # as Python gives arguments that are not UTF-8
 
 
 def test_commands_for_images_refuse_the_network(run: Path, tmp_path: Path) -> None:
@@ -231,6 +240,38 @@ def test_commands_for_images_refuse_the_network(run: Path, tmp_path: Path) -> No
         patchloom.train("digits", model="resmlp_mt_nano", recipe="deit@small", out=tmp_path / "run")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["finetune", "RUN", "digits", "--out", "OUT"],
+        ["distill", "RUN", "digits", "--model", "deit_nano", "--recipe", "deit@small", "--out", "OUT"],
+        ["grafit", "digits", "--model", "RUN", "--out", "OUT"],
+        ["bench", "resmlp_mt_nano"],
+    ],
+)
+def test_commands_that_start_from_images_refuse_the_network(
+    words: list[str], run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = {"RUN": str(run), "OUT": str(tmp_path / "out")}
+    with pytest.raises(SystemExit) as caught:
+        main([places.get(word, word) for word in words])
+    assert caught.value.code == 2
+    assert "is a network of text" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_resumes_without_the_file_of_its_vocabulary(text: Path, tmp_path: Path) -> None:
+    from patchloom.tasks.translation.vocabulary import Vocabulary
+
+    file = tmp_path / "mine.model"
+    file.write_bytes(Vocabulary.train(sentences(text, "train.en") + sentences(text, "train.de"), 40).model)
+    start(text, tmp_path / "run", epochs=1, vocabulary=file)
+    file.unlink()
+    resume(tmp_path / "run", Console(quiet=True), more_epochs=1)
+    network = patchloom.load(tmp_path / "run")
+    assert network.vocabulary == Vocabulary.from_text(Run.open(tmp_path / "run").environment()["vocabulary"]).model
+
+
 def test_the_command_predicts_a_file(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "lines.txt").write_text("ba bo.\ndi.\n")
     main(["predict", str(run), "--file", str(tmp_path / "lines.txt"), "--json", "--beam", "1"])
@@ -238,3 +279,16 @@ def test_the_command_predicts_a_file(run: Path, tmp_path: Path, capsys: pytest.C
     assert [row["source"] for row in rows] == ["ba bo.", "di."]
     main(["predict", str(run), "ba bo.", "--beam", "1"])
     assert capsys.readouterr().out.strip() == rows[0]["translation"]
+
+
+def test_lines_of_a_file_are_sentences_even_if_files_have_their_names(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("ba").mkdir()
+    Path("lines.txt").write_text("ba\nlines.txt\n.\n")
+    main(["predict", str(run), "--file", "lines.txt", "--json"])
+    assert [row["source"] for row in json.loads(capsys.readouterr().out)] == ["ba", "lines.txt", "."]
+    with pytest.raises(SystemExit):
+        main(["predict", str(run), "ba"])
+    assert "ba is a folder" in capsys.readouterr().err

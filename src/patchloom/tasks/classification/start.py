@@ -11,6 +11,7 @@ import torch
 
 from patchloom.data.sources import Source
 from patchloom.errors import PatchloomError
+from patchloom.inference.models import check_images
 from patchloom.models.embedding import trunk_of
 from patchloom.models.network import Network
 from patchloom.models.patchconvnet import per_class_queries
@@ -30,7 +31,9 @@ def open_start(
     std: tuple[float, ...] | None = None,
 ) -> tuple[Network, Start, list[str]]:
     """The network as its file has it, where a run on `source` starts, and what the user should know of it."""
-    network, notes = trunk_of(load(weights, **hints)), []  # a run of Grafit: its projector is left out
+    loaded = load(weights, **hints)
+    check_images(loaded, weights)
+    network, notes = trunk_of(loaded), []  # a run of Grafit: its projector is left out
     theirs, ours = network.class_names, source.class_names
     names = same_classes(theirs, ours, network.config.num_classes)
     if names is not None and theirs is None:

@@ -20,12 +20,13 @@ from torch.nn import functional as F
 
 from patchloom import temporary
 from patchloom.errors import PatchloomError
+from patchloom.inference.models import check_images
 from patchloom.install import install_hint
 from patchloom.models.config import as_size
 from patchloom.models.foreign import TIMM
 from patchloom.models.imagenet import imagenet_ids
 from patchloom.models.preprocessing import Preprocessing
-from patchloom.reading import read_json
+from patchloom.reading import read_file, read_json
 from patchloom.tasks.classification.classes import match_names
 from patchloom.temporary import sync
 from patchloom.weights.delta import checksum
@@ -33,6 +34,7 @@ from patchloom.weights.foreign import load_timm
 from patchloom.weights.load import load
 
 _DIGEST = hashlib.sha256().digest_size
+_MOST = 1 << 30  # bytes of the logits of one step
 STUDENT = "student"  # as an image size: that of the student (thesis 3.3)
 
 
@@ -137,15 +139,18 @@ class TeacherCache:
         """The logits of a step; None if they are missing or damaged: then the teachers compute them."""
         path = self._path(step, rank)
         try:
-            content = path.read_bytes()
+            content = read_file(path, _MOST)
         except OSError:
             return None
         data, mark = content[:-_DIGEST], content[-_DIGEST:]
-        if hashlib.sha256(data).digest() != mark:
+        try:
+            if hashlib.sha256(data).digest() != mark:
+                raise ValueError("its digest does not fit its content")
+            # allow_pickle=False: a cache may come from elsewhere, and a pickle can run code.
+            logits = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+        except ValueError:
             self.say(f"{path} is damaged: the teachers compute step {step} again.")
             return None
-        # allow_pickle=False: a cache may come from elsewhere, and a pickle can run code.
-        logits = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
         return torch.from_numpy(logits) if logits.shape == shape else None
 
     def write(self, step: int, rank: int, logits: Tensor) -> None:
@@ -191,7 +196,9 @@ def open_teacher(source: str, device: torch.device, hints: Mapping[str, Any] | N
     elif source.endswith(".onnx"):
         teacher = _onnx_teacher(Path(source), _only_size(source, hints))
     else:
-        network = load(source, **hints).to(device).eval()
+        network = load(source, **hints)
+        check_images(network, source)
+        network = network.to(device).eval()
         count, names = network.config.num_classes, network.class_names
         teacher = Teacher(source, network, network.preprocessing, names, count, checksum(network))
     if classes not in (None, teacher.num_classes):

@@ -14,7 +14,7 @@ from torch import Tensor
 from patchloom.data.randomness import seed_of
 from patchloom.errors import PatchloomError
 from patchloom.models.translation import PADDING
-from patchloom.tasks.translation.text import ParallelText, describe_lines, empty_lines
+from patchloom.tasks.translation.text import ParallelText, describe_lines
 from patchloom.tasks.translation.vocabulary import Vocabulary
 
 # Narrow buckets waste less padding; wide ones mix more sentences with one another.
@@ -65,7 +65,8 @@ def encode_pairs(
     reported. Otherwise, as for a test set whose score must count every line, they raise PatchloomError.
     """
     source, target = vocabulary.encode(text.source), vocabulary.encode(text.target)
-    empty = set(empty_lines(text))
+    # Those of invisible characters alone, such as zero-width spaces, have no token but `eos` either.
+    empty = {i for i, sides in enumerate(zip(source, target, strict=True)) if min(map(len, sides)) == 1}
     long = {i for i, sides in enumerate(zip(source, target, strict=True)) if max(map(len, sides)) > max_length}
     messages = []
     for places, what in ((empty, "empty"), (long - empty, f"longer than max_length, {max_length} tokens")):

@@ -82,17 +82,18 @@ def _evaluate(options: argparse.Namespace) -> Output:
 
 def _predict(options: argparse.Namespace) -> Output:
     from patchloom.errors import PatchloomError
-    from patchloom.tasks.translation.predict import predict
+    from patchloom.tasks.translation.predict import predict, predict_lines
     from patchloom.tasks.translation.text import read_lines
 
     if options.file is not None and options.inputs:
         raise PatchloomError("Give sentences or --file FILE, not both.")
-    lines = options.inputs if options.file is None else read_lines(options.file)
-    if options.file is not None and not lines:
+    search = {"beam": options.beam, "length_penalty": options.length_penalty, "device": options.device}
+    if options.file is None:
+        rows = predict(options.model, options.inputs, **search)
+    elif lines := read_lines(options.file):
+        rows = predict_lines(options.model, lines, **search)
+    else:
         raise PatchloomError(f"{options.file} has no lines.")
-    rows = predict(
-        options.model, lines, beam=options.beam, length_penalty=options.length_penalty, device=options.device
-    )
     return Output(rows, [row["translation"] for row in rows])
 
 

@@ -6,6 +6,7 @@ its own, by its own length, so that a translation does not depend on the others 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -33,8 +34,8 @@ class DecodingOptions:
     def __post_init__(self) -> None:
         if self.beam < 1:
             raise PatchloomError(f"A beam has at least 1 hypothesis, not {self.beam}.")
-        if not self.length_penalty >= 0:
-            raise PatchloomError(f"The length penalty cannot be negative: {self.length_penalty}.")
+        if not 0 <= self.length_penalty < math.inf:
+            raise PatchloomError(f"The length penalty is a number that is not negative, not {self.length_penalty}.")
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,9 @@ def greedy_search(model: TranslationNetwork, source: Tensor, options: DecodingOp
 
     Returns:
         One hypothesis per source, in order. Much faster than a beam, hence used at each evaluation during training.
+
+    Raises:
+        PatchloomError: as `search`.
     """
     # Finished sources leave the batch at once: `active` has the places of the others, and shrinks.
     decoder, limits = _start(model, source, options)
@@ -128,6 +132,8 @@ def greedy_search(model: TranslationNetwork, source: Tensor, options: DecodingOp
         if len(unfinished) < len(active):
             decoder.select(unfinished, unfinished)
             active, tokens = active[unfinished], tokens[unfinished]
+    if totals.isnan().any():
+        raise _nan_error(model)
     return [_hypothesis(target[:-1], total, options) for target, total in zip(targets, totals.tolist(), strict=True)]
 
 
@@ -142,7 +148,7 @@ def beam_search(model: TranslationNetwork, source: Tensor, options: DecodingOpti
     while len(beams.active):
         beams.advance()
     if not all(beams.finished):
-        raise PatchloomError(f"The output of this {model.config.name} is NaN: it cannot translate.")
+        raise _nan_error(model)
     return [sorted(found, key=lambda hypothesis: -hypothesis.score)[: options.beam] for found in beams.finished]
 
 
@@ -237,8 +243,13 @@ def _next_scores(logits: Tensor, at_limit: Tensor, options: DecodingOptions) -> 
     if bool(at_limit.any()):
         # Only `eos` keeps its probability, so that a cut translation pays for ending there.
         scores[at_limit] = -torch.inf
-        scores[..., options.eos] = end
+        # Not of the other sources: there `eos` may be forbidden.
+        scores[..., options.eos] = torch.where(at_limit[:, None], end, scores[..., options.eos])
     return scores
+
+
+def _nan_error(model: TranslationNetwork) -> PatchloomError:
+    return PatchloomError(f"The output of this {model.config.name} is NaN: it cannot translate.")
 
 
 def _hypothesis(target: list[int], log_probability: float, options: DecodingOptions) -> Hypothesis:

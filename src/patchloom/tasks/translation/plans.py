@@ -49,6 +49,9 @@ def plan_translation(
     chosen = choose_recipe(recipe, TranslationOptions)
     if "batch_size" in (changes or {}):
         raise PatchloomError("Batches of translation are counted in tokens: set batch_tokens, not batch_size.")
+    if "vocab_size" in (options or {}):
+        wanted = (options or {})["vocab_size"]
+        raise PatchloomError(f"The vocabulary decides vocab_size: set vocabulary={wanted}, or give --vocabulary FILE.")
     resolved, changed = apply_changes(for_target(chosen, languages[1]), changes or {})
     parse_interval("checkpoint_every", resolved.checkpoint_every)
     parse_interval("eval_every", resolved.eval_every)
@@ -56,6 +59,10 @@ def plan_translation(
         raise PatchloomError(
             f"shard={resolved.shard} cannot be used for translation: leave it out. Several processes then train with a "
             "copy of the network each."
+        )
+    if vocabulary is not None and "vocabulary" in (changes or {}):
+        raise PatchloomError(
+            f"vocabulary={resolved.vocabulary} is for one that is trained, and {vocabulary} is one: give one of them."
         )
     file = None if vocabulary is None else str(Path(vocabulary).absolute())
     task = TranslationRunConfig(str(Path(data).absolute()), pair, config, checked_options(options or {}), file)

@@ -66,17 +66,34 @@ def predict(
         raise PatchloomError("There is nothing to translate: give sentences, or --file FILE.")
     for line in lines:
         _check_text(line)
+    return predict_lines(model, lines, beam=beam, length_penalty=length_penalty, device=device)
+
+
+def predict_lines(
+    model: Any,
+    lines: Sequence[str],
+    *,
+    beam: int | None = None,
+    length_penalty: float | None = None,
+    device: Device = "auto",
+) -> list[dict[str, Any]]:
+    """As `predict`, for the lines of a text: a line is a sentence even if a file has such a name."""
     network, vocabulary = open_translator(model, device)
     options = search_options(network, vocabulary, beam, length_penalty)
     return [asdict(row) for row in translate_lines(network, vocabulary, lines, options)]
 
 
 def _check_text(line: Any) -> None:
-    """Refuse what is not a sentence: other objects, and the name of a file or folder."""
+    """Refuse what is not a sentence: other objects, broken characters, and the name of a file or folder."""
     if not isinstance(line, str):
         raise PatchloomError(f"This model translates text, not {type(line).__name__}.")
+    try:
+        line.encode()
+    except UnicodeEncodeError as error:
+        raise PatchloomError(f"{line[:40]!a} is not valid Unicode: give sentences in UTF-8.") from error
     if len(line) < _LONGEST_NAME and line.strip() and _names_file(line):
-        raise PatchloomError(f"{line} is a file, and this model translates sentences: --file takes a text file.")
+        kind = "folder" if Path(line).is_dir() else "file"
+        raise PatchloomError(f"{line} is a {kind}, and this model translates sentences: --file takes a text file.")
 
 
 def decoding_options(vocabulary: Vocabulary, beam: int = 4, length_penalty: float = 0.6) -> DecodingOptions:
@@ -118,7 +135,7 @@ def _check(model: TranslationNetwork, lines: Sequence[str], encoded: Sequence[Se
     longest = model.config.max_length
     for number, (line, tokens) in enumerate(zip(lines, encoded, strict=True), 1):
         where = f"Line {number}" if len(lines) > 1 else "The text"
-        if not line.strip():
+        if len(tokens) == 1:  # `eos` alone: a line without characters, or of invisible ones only
             raise PatchloomError(f"{where} is empty: there is nothing to translate.")
         if len(tokens) > longest:
             begin = line.strip()[:40]

@@ -53,7 +53,7 @@ def read_parallel(folder: str | os.PathLike[str], stem: str, pair: Pair) -> Para
     """The sentences of `STEM.SOURCE` and `STEM.TARGET` in a folder.
 
     Raises PatchloomError for a missing file, files of different length, empty files, and text that is not UTF-8.
-    Empty lines are kept; `empty_lines` finds them.
+    Empty lines are kept.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -65,7 +65,7 @@ def read_parallel(folder: str | os.PathLike[str], stem: str, pair: Pair) -> Para
     source, target = (read_lines(file) for file in files)
     if len(source) != len(target):
         raise PatchloomError(
-            f"{files[0]} has {len(source)} lines and {files[1].name} has {len(target)}: "
+            f"{files[0]} has {count(len(source), 'line')} and {files[1].name} has {len(target)}: "
             "line n of both must be the same sentence."
         )
     if not source:
@@ -114,11 +114,6 @@ def held_out_stem(folder: str | os.PathLike[str], pair: Pair) -> str:
     """The stem of the text that a run holds out: val, or test where there is no val."""
     found = stems(Path(folder), pair) if Path(folder).is_dir() else []
     return "test" if "val" not in found and "test" in found else "val"
-
-
-def empty_lines(text: ParallelText) -> list[int]:
-    """The places, from 0 on, where one of the two sentences is empty."""
-    return [i for i, sentences in enumerate(zip(text.source, text.target, strict=True)) if not all(sentences)]
 
 
 def describe_lines(text: ParallelText, places: Sequence[int], what: str) -> str:
