@@ -59,7 +59,8 @@ def launch(
     console.say(*config.notes)
     check_free(out)
     check_log(log)
-    task = config.spec.open(config.task, config.recipe, Context(processes, console, strict=strict))
+    context = Context(processes, console, strict=strict, opened=config.opened)
+    task = config.spec.open(config.task, config.recipe, context)
     settings = settings_of(RunConfig(config.spec, task.config, config.recipe))  # with what the data decided
     run = Run(Path(out), {**settings, "log": log})
     return start_task(run, Loop(task, config.recipe, run, processes, console, callbacks))

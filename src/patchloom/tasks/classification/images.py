@@ -19,6 +19,7 @@ from patchloom.inference.intervals import few_images_warning
 from patchloom.recipes.recipe import Recipe
 from patchloom.recipes.small import SUFFIX
 from patchloom.tasks.classification.config import ClassificationConfig
+from patchloom.tasks.opened import Opened
 from patchloom.tasks.spec import Context
 
 FEW_FOR_SCRATCH = 5000  # training images, below which trained weights are the better start
@@ -36,9 +37,9 @@ class Images:
     fingerprint: str  # of all files
 
 
-def open_classes(config: ClassificationConfig) -> Source:
+def open_classes(config: ClassificationConfig, opened: Opened) -> Source:
     """The source of a config, with the classes in the order of the heads that it starts with."""
-    source = open_source(config.data, config.labels)
+    source = opened.take(open_source, config.data, config.labels)
     names = config.start.class_names if config.start else None
     return source.in_order(names) if names else source
 
@@ -58,7 +59,7 @@ def open_images(
     Raises:
         PatchloomError: the images of a resumed run have changed, none can be read, or (strict) one cannot.
     """
-    source = source or open_classes(config)
+    source = source or open_classes(config, context.opened)
     fingerprint = source.fingerprint()
     if context.environment is None:
         return _scan(config, recipe, source, fingerprint, context, from_weights)

@@ -30,6 +30,7 @@ from patchloom.tasks.classification.config import (
     teacher_place,
 )
 from patchloom.tasks.classification.start import open_start
+from patchloom.tasks.opened import Opened
 from patchloom.tasks.registry import find_task
 from patchloom.tasks.spec import RunConfig
 from patchloom.training.checkpoints import parse_interval
@@ -165,7 +166,8 @@ def plan_finetuning(
         tune: which parameters are trained; also sets the recipe's `tune`.
         delta: also export only what changed.
     """
-    source = open_source(data, labels)
+    opened = Opened()
+    source = opened.keep(open_source, absolute_place(data), labels)
     own = {name: value for name, value in options.items() if name in _OF_THE_RUN}
     hints = {name: value for name, value in options.items() if name not in _OF_THE_RUN}
     if tune is not None:
@@ -173,7 +175,7 @@ def plan_finetuning(
         if changes.get("tune", tune) != tune:
             raise PatchloomError(f"--tune {tune} contradicts tune={changes['tune']}: give one.")
         changes = {**changes, "tune": tune}
-    network, start, notes = open_start(weights, source, hints, delta, mean, std)
+    network, start, notes = open_start(weights, source, hints, opened, delta, mean, std)
     if distillation and distillation.method == "token" and not getattr(network.config, "distilled", False):
         raise PatchloomError(
             f"{weights} has no distillation token: --method hard and --method soft teach a network without one."
@@ -190,4 +192,4 @@ def plan_finetuning(
         notes.append(f"The recipe is {chosen}; --recipe takes another.")
     plan = plan_training(data, network.config, chosen, changes, own, labels, start, distillation, splits=splits)
     tuned_parameters(network, plan.recipe.tune)  # refuses what the network does not have
-    return dataclasses.replace(plan, notes=(*notes, *plan.notes))
+    return dataclasses.replace(plan, notes=(*notes, *plan.notes), opened=opened)

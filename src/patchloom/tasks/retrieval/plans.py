@@ -23,6 +23,7 @@ from patchloom.recipes.small import SUFFIX
 from patchloom.tasks.classification.config import Start, absolute_place
 from patchloom.tasks.classification.defaults import SMALL_SIDE, median_side
 from patchloom.tasks.classification.start import open_start
+from patchloom.tasks.opened import Opened
 from patchloom.tasks.registry import find_task
 from patchloom.tasks.retrieval.config import RetrievalConfig
 from patchloom.tasks.retrieval.images import open_labelled
@@ -52,8 +53,9 @@ def plan_grafit(
     """A run on `data`; the arguments are those of `patchloom.grafit`. The list of images and weights are read."""
     changes, options = dict(changes or {}), dict(options or {})
     config = RetrievalConfig(absolute_place(data), labels, Config(), splits=splits or Splits())
-    source = open_labelled(config)
-    trunk, start, own, notes = _trunk(model, source, options, mean, std)
+    opened = Opened()
+    source = open_labelled(config, opened, keep=True)
+    trunk, start, own, notes = _trunk(model, source, options, opened, mean, std)
     if trunk.kind != "image":
         raise PatchloomError(f"{trunk.name} is a network of {trunk.kind}, and Grafit embeds images.")
     if recipe is None:
@@ -70,11 +72,11 @@ def plan_grafit(
     )  # fmt: skip
     built = config.trunk_config(resolved)  # refuses what cannot be built
     resolved = as_built(resolved, built, changes, start is not None)
-    return RunConfig(find_task("retrieval"), config, resolved, (*notes, *more))
+    return RunConfig(find_task("retrieval"), config, resolved, (*notes, *more), opened)
 
 
 def _trunk(
-    model: Place, source: Source, options: dict[str, Any], mean: Any, std: Any
+    model: Place, source: Source, options: dict[str, Any], opened: Opened, mean: Any, std: Any
 ) -> tuple[Config, Start | None, dict[str, Any], list[str]]:
     """The trunk's config, the weights that it starts from, the options of the run, and what the user should know."""
     if not _is_weights(model):
@@ -83,7 +85,7 @@ def _trunk(
         return find_config(str(model)), None, options, []
     own = {name: value for name, value in options.items() if name in _OF_THE_RUN}
     hints = {name: value for name, value in options.items() if name not in _OF_THE_RUN}
-    network, start, _ = open_start(model, source, hints, False, mean, std)
+    network, start, _ = open_start(model, source, hints, opened, mean=mean, std=std)
     return network.config, dataclasses.replace(start, class_names=None), own, []
 
 

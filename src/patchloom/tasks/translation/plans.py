@@ -15,6 +15,7 @@ from patchloom.recipes.recipe import Recipe
 from patchloom.recipes.registry import choose_recipe
 from patchloom.recipes.small import SUFFIX
 from patchloom.recipes.translation import TranslationOptions, for_target
+from patchloom.tasks.opened import Opened
 from patchloom.tasks.registry import find_task
 from patchloom.tasks.spec import RunConfig
 from patchloom.tasks.translation.config import TranslationRunConfig
@@ -41,8 +42,9 @@ def plan_translation(
     """
     languages, config = parse_pair(pair), _text_config(model)
     notes: list[str] = []
+    folder, opened = str(Path(data).absolute()), Opened()
     if recipe is None:
-        recipe = _default_recipe(data, languages, config)
+        recipe = _default_recipe(folder, languages, config, opened)
         notes.append(f"The recipe is {recipe}.")
     chosen = choose_recipe(recipe, TranslationOptions)
     if "batch_size" in (changes or {}):
@@ -63,9 +65,9 @@ def plan_translation(
             f"vocabulary={resolved.vocabulary} is for one that is trained, and {vocabulary} is one: give one of them."
         )
     file = None if vocabulary is None else str(Path(vocabulary).absolute())
-    task = TranslationRunConfig(str(Path(data).absolute()), pair, config, dict(options or {}), file)
+    task = TranslationRunConfig(folder, pair, config, dict(options or {}), file)
     task.network_config(resolved, config.vocab_size)  # refuses what cannot be built
-    return RunConfig(find_task("translation"), task, resolved, (*notes, *changed))
+    return RunConfig(find_task("translation"), task, resolved, (*notes, *changed), opened)
 
 
 def _text_config(model: str) -> TranslationConfig:
@@ -78,6 +80,6 @@ def _text_config(model: str) -> TranslationConfig:
     return config
 
 
-def _default_recipe(data: Place, pair: Pair, config: TranslationConfig) -> str:
+def _default_recipe(folder: str, pair: Pair, config: TranslationConfig, opened: Opened) -> str:
     """The recipe of the family, in its small form for few sentences."""
-    return config.family + (SUFFIX if len(read_parallel(data, "train", pair)) < FEW_PAIRS else "")
+    return config.family + (SUFFIX if len(opened.keep(read_parallel, folder, "train", pair)) < FEW_PAIRS else "")
