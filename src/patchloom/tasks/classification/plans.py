@@ -29,7 +29,7 @@ from patchloom.tasks.classification.config import (
     check_choice,
     teacher_place,
 )
-from patchloom.tasks.classification.start import open_start
+from patchloom.tasks.classification.start import kind_of_head, open_start
 from patchloom.tasks.opened import Opened
 from patchloom.tasks.registry import find_task
 from patchloom.tasks.spec import RunConfig
@@ -180,7 +180,7 @@ def plan_finetuning(
         raise PatchloomError(
             f"{weights} has no distillation token: --method hard and --method soft teach a network without one."
         )
-    if own.get("head", network.config.head) != network.config.head:
+    if own.get("head", kind_of_head(network)) != kind_of_head(network):
         start = dataclasses.replace(start, class_names=None)  # a head of another kind starts from scratch too
     queries = getattr(network.config, "queries", None)
     if queries == "per_class" and own.get("queries", queries) != queries:

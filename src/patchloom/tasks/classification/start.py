@@ -112,12 +112,17 @@ def fill_from(network: Network, start: Start, opened: Opened) -> LoadReport:
 
 
 def _why_from_scratch(base: Network, network: Network) -> str:
-    theirs, ours = base.config, network.config
-    if theirs.head != ours.head:
-        return f"a {theirs.head} head in the file, {ours.head} here"
-    if theirs.num_classes != ours.num_classes:
-        return f"{theirs.num_classes} classes in the file, {ours.num_classes} here"
+    theirs, ours = (f"a {kind_of_head(one)} head" for one in (base, network))
+    if theirs == ours:
+        theirs, ours = (f"{one.config.num_classes} classes" for one in (base, network))
+    if theirs != ours:
+        return f"{theirs} in the file, {ours} here"
     return "the classes in the file have other names"
+
+
+def kind_of_head(network: Network) -> str:
+    """The option `head` of a network's config. Networks of timm have no such option, and a linear head."""
+    return getattr(network.config, "head", "linear")
 
 
 def _in(name: str, parameters: set[str]) -> bool:
