@@ -10,7 +10,7 @@ from pathlib import Path
 
 from patchloom.console import Console
 from patchloom.data.opening import open_source
-from patchloom.data.scan import find_unreadable, report_skipped
+from patchloom.data.scan import report_skipped, scan
 from patchloom.data.sources import Item, Source
 from patchloom.data.splits import join_splits, split_names, split_source
 from patchloom.errors import PatchloomError
@@ -47,9 +47,7 @@ def open_items(
     # Which images the fifth of training has depends on which of all can be read.
     fifth = _is_fifth(source, split, run)
     items, called = (source.items(), "") if fifth else choose_items(source, split, run)
-    bad = find_unreadable(
-        source, items, lambda done, of: console.progress(f"reading images: {done} of {of}"), max(2, workers)
-    )
+    bad = scan(source, items, console, max(2, workers))
     if bad:
         report_skipped(bad, console, strict)
     for note in source.notes:

@@ -33,7 +33,6 @@ from patchloom.tasks.classification.start import kind_of_head, open_start
 from patchloom.tasks.opened import Opened
 from patchloom.tasks.registry import find_task
 from patchloom.tasks.spec import RunConfig
-from patchloom.training.checkpoints import parse_interval
 
 Place = str | PathLike[str]
 # options of the network that its weights do not decide
@@ -95,8 +94,6 @@ def _resolve_recipe(
     if chosen.resolution is not None and _is_for_small_images(sized) and "resolution" not in changes:
         chosen = chosen.replace(resolution=None)
     resolved, notes = apply_changes(keep_scales(chosen) if trained else chosen, changes, sized)
-    parse_interval("checkpoint_every", resolved.checkpoint_every)
-    parse_interval("eval_every", resolved.eval_every)
     if trained:
         return resolved, notes
     if changes.get("tune", "all") != "all":
@@ -175,7 +172,7 @@ def plan_finetuning(
         if changes.get("tune", tune) != tune:
             raise PatchloomError(f"--tune {tune} contradicts tune={changes['tune']}: give one.")
         changes = {**changes, "tune": tune}
-    network, start, notes = open_start(weights, source, hints, opened, delta, mean, std)
+    network, start, notes = open_start(weights, source, hints, delta, mean, std, opened)
     if distillation and distillation.method == "token" and not getattr(network.config, "distilled", False):
         raise PatchloomError(
             f"{weights} has no distillation token: --method hard and --method soft teach a network without one."

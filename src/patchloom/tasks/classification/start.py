@@ -31,15 +31,15 @@ def open_start(
     weights: str | PathLike[str],
     source: Source,
     hints: Mapping[str, Any],
-    opened: Opened,
-    delta: bool = False,
+    delta: bool,
     mean: tuple[float, ...] | None = None,
     std: tuple[float, ...] | None = None,
+    opened: Opened | None = None,
 ) -> tuple[Network, Start, list[str]]:
     """The network as its file has it, where a run on `source` starts, and what the user should know of it. `opened`
     keeps the network for `fill_from`."""
     place = absolute_place(weights)
-    loaded = opened.keep(load_start, place, dict(hints))
+    loaded = (opened or Opened()).keep(load_start, place, dict(hints))
     check_images(loaded, weights)
     network, notes = trunk_of(loaded), []  # a run of Grafit: its projector is left out
     theirs, ours = network.class_names, source.class_names
@@ -67,7 +67,7 @@ def load_start(weights: str, hints: Mapping[str, Any]) -> Network:
 
 
 @torch.no_grad()
-def fill_from(network: Network, start: Start, opened: Opened) -> LoadReport:
+def fill_from(network: Network, start: Start, opened: Opened | None = None) -> LoadReport:
     """Give a fresh network the weights of `start`, resized to its image size; new heads stay as they are where the
     classes are others.
 
@@ -77,7 +77,7 @@ def fill_from(network: Network, start: Start, opened: Opened) -> LoadReport:
     Raises:
         PatchloomError: the file lacks a tensor that is not part of a head.
     """
-    loaded, size = opened.take(load_start, start.weights, start.hints), network.config.img_size
+    loaded, size = (opened or Opened()).take(load_start, start.weights, start.hints), network.config.img_size
     base, report = trunk_of(loaded), loaded.load_report
     if isinstance(base, ForeignNetwork):
         base.set_image_size(size)

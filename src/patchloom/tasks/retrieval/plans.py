@@ -29,7 +29,6 @@ from patchloom.tasks.retrieval.config import RetrievalConfig
 from patchloom.tasks.retrieval.images import open_labelled
 from patchloom.tasks.retrieval.terms import terms_of
 from patchloom.tasks.spec import RunConfig
-from patchloom.training.checkpoints import parse_interval
 from patchloom.weights.hub import is_remote
 
 Place = str | PathLike[str]
@@ -85,7 +84,7 @@ def _trunk(
         return find_config(str(model)), None, options, []
     own = {name: value for name, value in options.items() if name in _OF_THE_RUN}
     hints = {name: value for name, value in options.items() if name not in _OF_THE_RUN}
-    network, start, _ = open_start(model, source, hints, opened, mean=mean, std=std)
+    network, start, _ = open_start(model, source, hints, False, mean, std, opened)
     return network.config, dataclasses.replace(start, class_names=None), own, []
 
 
@@ -105,7 +104,4 @@ def _resolve_recipe(
     chosen = choose_recipe(recipe, RetrievalOptions, sized)
     if chosen.resolution is not None and trunk.img_size[0] < 224 and "resolution" not in changes:
         chosen = chosen.replace(resolution=None)  # a model for small images keeps its size
-    resolved, notes = apply_changes(keep_scales(chosen) if trained else chosen, changes, sized)
-    parse_interval("checkpoint_every", resolved.checkpoint_every)
-    parse_interval("eval_every", resolved.eval_every)
-    return resolved, notes
+    return apply_changes(keep_scales(chosen) if trained else chosen, changes, sized)

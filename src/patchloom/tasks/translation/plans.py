@@ -20,7 +20,6 @@ from patchloom.tasks.registry import find_task
 from patchloom.tasks.spec import RunConfig
 from patchloom.tasks.translation.config import TranslationRunConfig
 from patchloom.tasks.translation.text import Pair, parse_pair, read_parallel
-from patchloom.training.checkpoints import parse_interval
 
 Place = str | PathLike[str]
 FEW_PAIRS = 1_000_000  # below, the default recipe is a small form
@@ -53,8 +52,6 @@ def plan_translation(
         wanted = (options or {})["vocab_size"]
         raise PatchloomError(f"The vocabulary decides vocab_size: set vocabulary={wanted}, or give --vocabulary FILE.")
     resolved, changed = apply_changes(for_target(chosen, languages[1]), changes or {})
-    parse_interval("checkpoint_every", resolved.checkpoint_every)
-    parse_interval("eval_every", resolved.eval_every)
     if resolved.shard != "none":  # generation calls parts of the network that only a whole network has in one place
         raise PatchloomError(
             f"shard={resolved.shard} cannot be used for translation: leave it out. Several processes then train with a "
