@@ -4,6 +4,8 @@ with the same bytes."""
 from __future__ import annotations
 
 import dataclasses
+import gc
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +24,7 @@ from patchloom.models.embedding import EmbeddingConfig, trunk_of
 from patchloom.models.registry import build
 from patchloom.runs.launch import launch
 from patchloom.tasks.classification.plans import plan_finetuning
-from patchloom.tasks.classification.start import fill_from
+from patchloom.tasks.classification.start import fill_from, load_start
 from patchloom.tasks.opened import Opened
 from patchloom.tasks.translation import text
 from patchloom.weights import load as loading
@@ -177,6 +179,21 @@ def test_a_run_that_opens_for_itself_ends_with_the_same_bytes(photos: Path, weig
     ]
     exports = {(run.folder / "export" / "model.safetensors").read_bytes() for run in runs}
     assert len(exports) == 1
+
+
+def test_what_a_plan_loaded_is_freed_before_the_first_step(photos: Path, weights: Path, tmp_path: Path) -> None:
+    config = plan_finetuning(weights, photos, None, {"epochs": 1, "batch_size": 8, "workers": 0}, {})
+    network = weakref.ref(config.opened.keep(load_start, str(weights), {}))
+    assert network() is not None
+    alive: list[bool] = []
+
+    class Noted(patchloom.Callback):
+        def after_step(self, step: int, losses: Any) -> None:
+            gc.collect()
+            alive.append(network() is not None)
+
+    launch(config, tmp_path / "run", console=Console(quiet=True), device="cpu", callbacks=[Noted()])
+    assert alive == [False]
 
 
 @pytest.mark.parametrize("model", [*NANOS, "timm:test_vit", "embedding"])

@@ -43,6 +43,7 @@ def launch(
     folder = Path(out)
     processes = join_processes(device)
     if restarted(processes) and processes.gather((folder / _FILE).exists())[0]:
+        first.opened.clear()
         return resume(folder, console, device=device)
     single.check_free(out)
     sequence.check(first)

@@ -35,3 +35,7 @@ class Opened:
                 del self._kept[place]
                 return opened
         return function(*args, **options)
+
+    def clear(self) -> None:
+        """Free what nobody took."""
+        self._kept.clear()
