@@ -22,7 +22,7 @@ _MODULES = {
     "create_model": "patchloom.models.registry",
     "distill": "patchloom.api",
     "embed": "patchloom.inference.embeddings",
-    "evaluate": "patchloom.runs.kinds",
+    "evaluate": "patchloom.tasks.kinds",
     "explain": "patchloom.explaining.explanation",
     "finetune": "patchloom.api",
     "fit": "patchloom.runs.own",
@@ -32,7 +32,7 @@ _MODULES = {
     "list_models": "patchloom.models.registry",
     "load": "patchloom.weights.load",
     "parameter_roles": "patchloom.models.roles",
-    "predict": "patchloom.runs.kinds",
+    "predict": "patchloom.tasks.kinds",
     "save": "patchloom.weights.save",
     "train": "patchloom.api",
     "translate": "patchloom.api",
@@ -90,10 +90,10 @@ if TYPE_CHECKING:
     from patchloom.models.registry import list_models as list_models
     from patchloom.models.roles import parameter_roles as parameter_roles
     from patchloom.recipes.recipe import Recipe as Recipe
-    from patchloom.runs.kinds import evaluate as evaluate
-    from patchloom.runs.kinds import predict as predict
     from patchloom.runs.own import fit as fit
     from patchloom.search.index import Index as Index
+    from patchloom.tasks.kinds import evaluate as evaluate
+    from patchloom.tasks.kinds import predict as predict
     from patchloom.training.callbacks import Callback as Callback
     from patchloom.training.task import Metric as Metric
     from patchloom.training.task import Task as Task

@@ -123,6 +123,7 @@ def distill(
     log: str | None = None,
     console: Console | None = None,
     device: Device = "auto",
+    callbacks: Sequence[Callback] = (),
     distillation: Mapping[str, Any] | None = None,
     **changes: Any,
 ) -> Run:
@@ -143,7 +144,7 @@ def distill(
     splits = Splits(train_split, test_split, hold_out)
     options = model_options or {}
     config = plan_training(data, model, recipe, changes, options, labels, distillation=taught, splits=splits)
-    return launch(config, out, strict=strict, log=log, console=console, device=device)
+    return launch(config, out, strict=strict, log=log, console=console, device=device, callbacks=callbacks)
 
 
 def finetune(
@@ -166,6 +167,7 @@ def finetune(
     log: str | None = None,
     console: Console | None = None,
     device: Device = "auto",
+    callbacks: Sequence[Callback] = (),
     **changes: Any,
 ) -> Run:
     """Fine-tune trained weights: at another resolution, on other classes, with all or some of the parameters.
@@ -188,7 +190,7 @@ def finetune(
         tune=tune, delta=delta, mean=mean, std=std, distillation=changes.pop("teaching", distillation),
         labels=labels, splits=Splits(train_split, test_split, hold_out),
     )  # fmt: skip
-    return launch(config, out, strict=strict, log=log, console=console, device=device)
+    return launch(config, out, strict=strict, log=log, console=console, device=device, callbacks=callbacks)
 
 
 def grafit(

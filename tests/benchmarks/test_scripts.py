@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import subprocess
+import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
@@ -150,3 +153,13 @@ def test_grafit_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [row["model"] for row in rows[:2]] == ["ours", "ours bf16"]
     plain = next(row for row in rows if row.get("peer") == "plain")
     assert plain["ours"]["loss"] == pytest.approx(plain["theirs"]["loss"], rel=1e-5)
+
+
+def test_switches() -> None:
+    words = [sys.executable, str(BENCHMARKS / "switches.py"), "--show", "load"]
+    lines = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
+    folders = [line.split()[0] for line in lines]
+    assert folders[0] == "weights"
+    assert {"weights", "models", "layers"} <= set(folders) <= {"weights", "models", "layers", "patchloom"}
+    assert all(one != other for one, other in pairwise(folders))
+    assert "load.load" in lines[0]

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from patchloom.errors import PatchloomError, StoppedError
-from patchloom.training.checkpoints import Checkpoints, State, parse_interval, read_checkpoint, write_checkpoint
+from patchloom.errors import StoppedError
+from patchloom.training.checkpoints import Checkpoints, State, read_checkpoint, write_checkpoint
 
 
 def state(step: int) -> State:
@@ -88,20 +88,3 @@ def test_a_write_that_fails_is_told_with_the_last_good_checkpoint(tmp_path: Path
 
 def test_no_folder_is_no_checkpoint(tmp_path: Path) -> None:
     assert Checkpoints(tmp_path / "nothing").newest(lambda _: None) is None
-
-
-@pytest.mark.parametrize(
-    ("text", "want"),
-    [
-        ("500", ("steps", 500)), ("1 step", ("steps", 1)), ("2 epochs", ("epochs", 2)), ("30s", ("seconds", 30)),
-        ("1.5 m", ("seconds", 90)), ("2 hours", ("seconds", 7200)),
-    ],
-)  # fmt: skip
-def test_intervals(text: str, want: tuple[str, float]) -> None:
-    assert parse_interval("checkpoint_every", text) == want
-
-
-@pytest.mark.parametrize("text", ["0", "-1", "1.5", "2.5 epochs", "soon", "3 days", ""])
-def test_an_interval_that_is_none_is_refused_with_its_value(text: str) -> None:
-    with pytest.raises(PatchloomError, match=rf"checkpoint_every is .* not '{text}'"):
-        parse_interval("checkpoint_every", text)

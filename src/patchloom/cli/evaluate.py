@@ -103,9 +103,9 @@ def _commands_for(model: str | None) -> Commands:
 
     Without a model (a comparison of several, for instance) that of the default task.
     """
-    from patchloom.runs.kinds import task_of
+    from patchloom.tasks.kinds import task_of
 
-    name = task_of(model)
+    name = task_of(model).name
     return next(task for task in task_commands() if task.task == name)
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
+from shlex import quote
 from statistics import median
 from typing import Any
 
@@ -16,7 +17,7 @@ from patchloom.data.decoding import decode, open_header
 from patchloom.data.images import NOTE
 from patchloom.data.scan import Progress, in_threads, pixel_digest, reason_of, scaled_notes
 from patchloom.data.sources import Item, Source
-from patchloom.data.splits import split_source
+from patchloom.data.splits import Split, split_source
 from patchloom.errors import PatchloomError
 from patchloom.text import count
 
@@ -148,6 +149,26 @@ def duplicates(images: Iterable[tuple[str, str, bytes]]) -> tuple[list[list[str]
 
 def _trained(side: str) -> bool:
     return side.startswith("train")
+
+
+def equal_images(source: Source, split: Split, glances: Mapping[str, bytes]) -> list[str]:
+    """A warning that lists images with equal pixels in both splits: with them the accuracy is too high. Only images
+    with equal glances are read a second time."""
+    # hold_out=none evaluates on the training images, so every image would be found twice.
+    if split.held_out is split.train:
+        return []
+    sides = {"training": split.train, "held out": split.held_out}
+    # A glance is a cheap digest, equal for equal pixels; different images may share one by accident.
+    both = {glances.get(item.key) for item in split.train} & {glances.get(item.key) for item in split.held_out}
+    both.discard(None)  # images that were not looked at
+    across, _ = duplicates(
+        (item.key, side, pixel_digest(source.read(item)))
+        for side, items in sides.items()
+        for item in items
+        if glances.get(item.key) in both
+    )
+    lines = pair_lines(ACROSS, across, f"`patchloom data check {quote(source.where)} --json` lists all")
+    return [f"Warning: {lines[0]}", *lines[1:]] if lines else []
 
 
 def pair_lines(what: str, pairs: list[list[str]], all_of_them: str) -> list[str]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -21,6 +23,7 @@ from patchloom.text import count, some
 Progress = Callable[[int, int], None]
 _Result = TypeVar("_Result")
 _GLANCE = 64  # pixels per side
+_SCANNED = 64  # images between two looks at the clock
 _BATCH = 256  # images handed to the threads at a time: a million waiting tasks would take gigabytes
 
 
@@ -58,6 +61,31 @@ def find_unreadable(
     found = in_threads(inspect, items, progress, workers)
     source.notes += scaled_notes(scaled)
     return {item.key: reason for item, reason in found if reason is not None}
+
+
+def scan(
+    source: Source,
+    items: Sequence[Item],
+    console: Console,
+    workers: int = 2,
+    seconds: float = math.inf,
+    glances: dict[str, bytes] | None = None,
+) -> dict[str, str]:
+    """What `find_unreadable` finds, with its progress on the console. After `seconds` the other images are taken as
+    they are."""
+
+    def progress(done: int, of: int) -> None:
+        console.progress(f"reading images: {done} of {of}")
+
+    deadline = time.monotonic() + seconds
+    found: dict[str, str] = {}
+    size = len(items) if seconds == math.inf else _SCANNED
+    for start in range(0, len(items), max(1, size)):
+        if time.monotonic() > deadline:
+            console.say(f"Only the first {start} of {len(items)} images were read to find damaged ones.")
+            break
+        found |= find_unreadable(source, items[start : start + size], progress, workers, glances)
+    return found
 
 
 def scaled_notes(scaled: list[str]) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from patchloom.console import Console
 from patchloom.data.opening import open_source
-from patchloom.data.scan import find_unreadable, report_skipped
+from patchloom.data.scan import report_skipped, scan
 from patchloom.data.sources import Item, Source
 from patchloom.data.splits import join_splits, split_names, split_source
 from patchloom.errors import PatchloomError
@@ -23,7 +23,7 @@ from patchloom.weights.hub import is_remote
 
 
 def open_items(
-    data: str | PathLike[str],
+    data: str | PathLike[str] | Source,
     labels: str | None,
     split: str | None,
     run: RunSplit | None = None,
@@ -31,10 +31,10 @@ def open_items(
     workers: int = 0,
     console: Console | None = None,
 ) -> tuple[Source, list[Item]]:
-    """The readable images of a split, and where they come from.
+    """The readable images of a split, and where they come from. Other images are not read.
 
     Args:
-        data, labels: as of `open_source`.
+        data, labels: as of `open_source`; a source that is open is taken as it is.
         split: "train", "val", "test", joined as "train+val", or "all"; None: see `choose_items`.
         run: what the run of the model held out, from `held_out_by`.
         strict: unreadable files are an error.
@@ -44,14 +44,17 @@ def open_items(
     """
     console = console or Console(quiet=True)
     source = open_source(data, labels)
-    bad = find_unreadable(
-        source, source.items(), lambda done, of: console.progress(f"reading images: {done} of {of}"), max(2, workers)
-    )
+    # Which images the fifth of training has depends on which of all can be read.
+    fifth = _is_fifth(source, split, run)
+    items, called = (source.items(), "") if fifth else choose_items(source, split, run)
+    bad = scan(source, items, console, max(2, workers))
     if bad:
         report_skipped(bad, console, strict)
     for note in source.notes:
         console.say(note)
-    items, called = choose_items(source.without(bad), split, run)
+    if fifth:
+        items, called = choose_items(source.without(bad), split, run)
+    items = [item for item in items if item.key not in bad]
     if not items:
         raise PatchloomError(f"{source.where} has no readable image in {called}.")
     console.say(f"{len(items)} images: {called}.")
@@ -95,6 +98,13 @@ def choose_items(source: Source, split: str | None, run: RunSplit | None = None)
     if split is None or (split in ("train", "val") and not own):
         return _chosen_by_training(source, split, run)
     return join_splits(source, split_names(source, split)), f"the split {split}"
+
+
+def _is_fifth(source: Source, split: str | None, run: RunSplit | None) -> bool:
+    """Whether `choose_items` divides the images as training would: no split has a name, and no run has chosen."""
+    if split not in (None, "train", "val") or source.splits.get("val") or source.splits.get("test"):
+        return False
+    return run is None or (run.held_out is None and not (split is None and run.tested(source)))
 
 
 def _chosen_by_training(source: Source, split: str | None, run: RunSplit | None) -> tuple[list[Item], str]:

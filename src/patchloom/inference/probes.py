@@ -61,7 +61,7 @@ def probe(
     preprocessing, kept = test_preprocessing(network, crop_ratio), held_out_by(model, data)
     source, held_out = open_items(data, labels, split, kept, console=console)
     fitted = (kept.trained(source) if split is None and kept is not None else None) or "train"
-    _, train = open_items(data, labels, fitted, kept)
+    _, train = open_items(source, labels, fitted, kept)
     y, truth = (np.asarray([item.label for item in items]) for items in (train, held_out))
     if kind == "knn" and k > len(y):
         raise PatchloomError(f"--k {k} is more than the {len(y)} training images.")

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, get_type_hints
 from patchloom.data.parts import MOST_WORKERS
 from patchloom.errors import PatchloomError, did_you_mean
 from patchloom.models.roles import ROLES
+from patchloom.recipes.intervals import parse_interval
 from patchloom.recipes.options import Options, check_fields
 from patchloom.text import count
 
@@ -101,6 +102,8 @@ class Recipe:
         return getattr(self.options, name)
 
     def _check(self) -> None:
+        parse_interval("checkpoint_every", self.checkpoint_every)
+        parse_interval("eval_every", self.eval_every)
         if not 0 <= self.ema < 1:
             raise PatchloomError(f"ema of {self.name} is a decay of at least 0 and below 1, not {self.ema}.")
         if len(self.betas) != 2 or not all(_is_decay(beta) for beta in self.betas):

@@ -58,12 +58,15 @@ def launch(
     # torchrun repeats the whole command after a failure: what was begun is then resumed. The main process looks, since
     # a shared folder may show files late to others.
     if restarted(processes) and processes.gather((Path(out) / "recipe.yaml").exists())[0]:
+        config.opened.clear()
         return resume(out, console, device=device, callbacks=callbacks)
     console.quiet = console.quiet or not processes.is_main_process
     console.say(*config.notes)
     check_free(out, second_stage)
     check_log(log)
-    task = config.spec.open(config.task, config.recipe, Context(processes, console, strict=strict))
+    context = Context(processes, console, strict=strict, opened=config.opened)
+    task = config.spec.open(config.task, config.recipe, context)
+    config.opened.clear()
     settings = settings_of(RunConfig(config.spec, task.config, config.recipe))  # with what the data decided
     run = Run(Path(out), {**settings, "log": log})
     return start_task(run, Loop(task, config.recipe, run, processes, console, callbacks), second_stage)

@@ -17,4 +17,4 @@ def measure_plan(
     console, processes = console or Console(), join_processes(device)
     console.quiet = console.quiet or not processes.is_main_process
     console.say(*config.notes)
-    return config.spec.plan(config, Context(processes, console, strict=strict, writes=False))
+    return config.spec.plan(config, Context(processes, console, strict=strict, writes=False, opened=config.opened))

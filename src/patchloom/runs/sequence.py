@@ -42,6 +42,7 @@ def launch(
     folder = Path(out)
     processes = join_processes(device)
     if restarted(processes) and processes.gather((folder / single.STAGES).exists())[0]:
+        first.opened.clear()
         return resume(folder, console, device=device)
     single.check_free(out)
     sequence.check(first)
@@ -52,7 +53,7 @@ def launch(
             _begin(folder, asked)
     processes.wait()
     try:
-        return resume(folder, console, device=device)
+        return _continue(folder, first, sequence, console, {"strict": strict, "log": log, "device": device})
     except PatchloomError:
         if not (folder / _FIRST / "recipe.yaml").exists():  # refused before it began: the folder stays free
             (folder / single.STAGES).unlink(missing_ok=True)
@@ -82,12 +83,20 @@ def resume(
     if more_epochs:
         raise PatchloomError(f"{place} is in its first stage: `patchloom resume {quote(str(place))}` first.")
     first, sequence, options = _read(place / single.STAGES)
-    options |= {"console": console, "device": device}
+    return _continue(place, first, sequence, console, {**options, "device": device})
+
+
+def _continue(
+    place: Path, first: RunConfig, sequence: RunSequence, console: Console | None, options: dict[str, Any]
+) -> Run:
+    """The first run, unless it is finished, and the second; `options` are those of `launch`."""
+    console = console or Console()
+    options |= {"console": console}
     console.say(f"Stage 1 of 2, in {place / _FIRST}.")
     if not (place / _FIRST / "recipe.yaml").exists():
         single.launch(first, place / _FIRST, **options)
     elif not (place / _FIRST / "export" / "model.json").exists():  # written last
-        single.resume(place / _FIRST, console, device=device)
+        single.resume(place / _FIRST, console, device=options["device"])
     console.say(f"Stage 2 of 2, {sequence.describe()}.")
     return single.launch(sequence.second(first, place / _FIRST), place, second_stage=True, **options)
 

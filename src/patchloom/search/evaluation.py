@@ -11,7 +11,7 @@ import numpy as np
 from patchloom.console import Console
 from patchloom.data.images import to_input
 from patchloom.data.loader import eval_batches
-from patchloom.data.scan import find_unreadable, report_skipped
+from patchloom.data.scan import report_skipped, scan
 from patchloom.data.sources import Item, Source
 from patchloom.devices import Device, device_of, pins_memory
 from patchloom.errors import PatchloomError
@@ -122,7 +122,7 @@ def _open(
 
 def sides(source: Source, weights: Model, data: Any, console: Console) -> tuple[list[Item], list[Item]]:
     """The collection and the queries, without images that cannot be read."""
-    bad = find_unreadable(source, source.items(), lambda done, of: console.progress(f"reading images: {done} of {of}"))
+    bad = scan(source, source.items(), console)
     if bad:
         report_skipped(bad, console, strict=False)
     readable = source.without(bad)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
@@ -13,26 +14,31 @@ from patchloom.tasks.spec import TaskSpec
 
 
 @cache
-def task_specs() -> dict[str, TaskSpec]:
-    """Every kind of learning by its name."""
+def task_names() -> tuple[str, ...]:
+    """The names of all kinds of learning."""
     # Found by looking into the folder, so that a new task needs no entry here.
-    folders = sorted(module.name for module in iter_modules(tasks.__path__) if module.ispkg)
-    return {name: import_module(f"patchloom.tasks.{name}.spec").SPEC for name in folders}
+    return tuple(sorted(module.name for module in iter_modules(tasks.__path__) if module.ispkg))
+
+
+def task_specs() -> Iterator[TaskSpec]:
+    """Every kind of learning, each imported when it is its turn: whoever finds its own does not load the others."""
+    for name in task_names():
+        yield import_module(f"patchloom.tasks.{name}.spec").SPEC
 
 
 def default_task() -> TaskSpec:
     """The task of weights that do not name one."""
-    return next(spec for spec in task_specs().values() if spec.default)
+    return next(spec for spec in task_specs() if spec.default)
 
 
 def task_from_python() -> TaskSpec:
     """The kind of runs that are started with Python objects."""
-    return next(spec for spec in task_specs().values() if spec.from_python)
+    return next(spec for spec in task_specs() if spec.from_python)
 
 
 def task_for_recipe(recipe: Recipe) -> TaskSpec:
     """The kind of learning that a recipe is for: the one with its options."""
-    for spec in task_specs().values():
+    for spec in task_specs():
         if spec.options is type(recipe.options):
             return spec
     raise PatchloomError(f"{recipe.name} belongs to no known task: its options are {type(recipe.options).__name__}.")
@@ -44,8 +50,8 @@ def find_task(label: object) -> TaskSpec:
     Raises:
         PatchloomError: no kind of learning has this name.
     """
-    for name, spec in task_specs().items():
-        if label == name or label in spec.labels:
+    for spec in task_specs():
+        if label == spec.name or label in spec.labels:
             return spec
-    known = sorted(label for spec in task_specs().values() for label in spec.labels)
+    known = sorted(label for spec in task_specs() for label in spec.labels)
     raise PatchloomError(f"There is no task {label!r}; known: {', '.join(known)}. A newer version may know it.")

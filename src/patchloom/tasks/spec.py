@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from patchloom.console import Console
 from patchloom.recipes.options import Options
 from patchloom.recipes.recipe import Recipe
+from patchloom.tasks.opened import Opened
 from patchloom.training.processes import Processes
 from patchloom.training.task import Metric, Task
 
@@ -34,12 +35,14 @@ class TaskConfig(Protocol):
 
 @dataclass(frozen=True)
 class RunConfig:
-    """All that decides a run: the kind of learning with its config, and the recipe. `notes` are printed once."""
+    """All that decides a run: the kind of learning with its config, and the recipe. `notes` are printed once; `opened`
+    spares `open` what the plan has opened already, and decides nothing."""
 
     spec: TaskSpec
     task: Any  # a TaskConfig of the spec's own type
     recipe: Recipe
     notes: tuple[str, ...] = ()
+    opened: Opened = field(default_factory=Opened, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class Context:
     from_checkpoint: bool = False  # the weights come from a checkpoint, so no others are loaded
     scan_seconds: float = float("inf")  # for reading images to find damaged ones
     writes: bool = True  # False: a plan, which leaves no file
+    opened: Opened = field(default_factory=Opened)  # by the plan of the run
 
 
 class RunSequence(Protocol):

@@ -20,12 +20,13 @@ from patchloom.console import Console
 from patchloom.data.randomness import seed_of
 from patchloom.devices import to_device
 from patchloom.errors import InterruptedWork, PatchloomError, StoppedError
+from patchloom.recipes.intervals import parse_interval, steps_of_interval
 from patchloom.recipes.recipe import Recipe
 from patchloom.text import describe
 from patchloom.training.averaging import Average
 from patchloom.training.batchnorm import norm_statistics, synchronise
 from patchloom.training.callbacks import Callback
-from patchloom.training.checkpoints import State, parse_interval, steps_of_interval
+from patchloom.training.checkpoints import State
 from patchloom.training.checks import check_equal_states, check_losses, check_metrics, check_setup
 from patchloom.training.counters import Counters
 from patchloom.training.optimizers import make_optimizer

@@ -94,9 +94,20 @@ def fetch(source: str, img_size: tuple[int, int] | None) -> Checkpoint:
         checkpoint.metadata["preprocessing"] = _preprocessing(cfg.to_dict(), source)
         checkpoint.notes.clear()
     _as_published(checkpoint, cfg.architecture, cfg.tag)
-    if (name := others.get(img_size)) is not None:
-        checkpoint.notes.append(f"weights that were fine-tuned at this size are published as {name}")
+    checkpoint.notes += _size_notes(others, img_size)
     return checkpoint
+
+
+def size_notes(source: str, img_size: tuple[int, int]) -> list[str]:
+    """A note that names the weights published for an image size, if `source` is a tag that has others for it."""
+    if not is_remote(source) or source.startswith(_PREFIX):
+        return []
+    return _size_notes(_pretrained_cfg(source)[1], img_size)
+
+
+def _size_notes(others: dict[Any, str], img_size: Any) -> list[str]:
+    name = others.get(img_size)
+    return [] if name is None else [f"weights that were fine-tuned at this size are published as {name}"]
 
 
 def _as_published(checkpoint: Checkpoint, architecture: str, tag: str) -> None:

@@ -237,7 +237,7 @@ def _assume_imagenet(checkpoint: Checkpoint, state: State, config: Config) -> No
 
 @cache
 def _warn_once(message: str) -> None:
-    """Log a warning once per process: fine-tuning loads a file twice."""
+    """Log a warning once per process: a sweep over image sizes loads a file several times."""
     logging.getLogger("patchloom").warning(message)
 
 

@@ -103,6 +103,22 @@ def test_new_classes_get_a_fresh_head_and_keep_the_rest(tmp_path: Path, capsys) 
     assert {name for name in after if not torch.equal(before[name], after[name])} == {"head.weight", "head.bias"}
 
 
+@pytest.mark.parametrize(("classes", "resolution"), [(10, 32), (3, 160)])
+def test_networks_of_timm_are_fine_tuned(classes: int, resolution: int, tmp_path: Path) -> None:
+    pytest.importorskip("timm")
+    network = patchloom.create_model("timm:test_vit", num_classes=classes)
+    patchloom.save(network, tmp_path / "base.safetensors")
+    changes = {"resolution": resolution, "tune": "head", "lr": 1e-3, "steps": 1, "batch_size": 8, "workers": 0}
+    run = finetune(tmp_path / "base.safetensors", "digits", out=tmp_path / "run", **changes, **QUIET)
+    trained = patchloom.load(run.folder)
+    assert (trained.config.num_classes, trained.config.img_size) == (10, (resolution, resolution))
+    before, after = load_file(tmp_path / "base.safetensors"), exported(run)
+    moved = {name for name in after if not torch.equal(before[name], after[name])}
+    # Another resolution means resized positions; the rest of the trunk is frozen.
+    assert {name for name in moved if "head" not in name} == ({"network.pos_embed"} if resolution == 32 else set())
+    assert any("head" in name for name in moved)
+
+
 def test_the_same_classes_in_another_order_keep_their_heads(tmp_path: Path) -> None:
     torch.manual_seed(1)
     network = patchloom.create_model("deit_nano", num_classes=10, img_size=16, depth=1).eval()

@@ -180,7 +180,7 @@ def task_of(data: Path, **changes: Any) -> Any:
     }
     config = plan_grafit(data, TINY["model"], None, settings, TINY["model_options"], labels="colour")
     context = Context(Processes(), Console(quiet=True))
-    images = open_images(config.task, config.recipe, context, open_labelled(config.task))
+    images = open_images(config.task, config.recipe, context, open_labelled(config.task, context.opened))
     return make_task(config.task, config.recipe, images, context)
 
 

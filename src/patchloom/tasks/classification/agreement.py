@@ -17,6 +17,7 @@ from patchloom.devices import Device
 from patchloom.errors import PatchloomError
 from patchloom.inference.items import RunSplit, held_out_by, open_items
 from patchloom.inference.models import open_model, weights_text
+from patchloom.models.foreign import is_onnx
 from patchloom.plots import new_figure, save_figure
 from patchloom.tasks.classification.distillation import token_cosines, token_parameter_cosine
 from patchloom.tasks.classification.evaluate import ready, relabel
@@ -60,15 +61,15 @@ def disagreement(
     cosines: dict[str, list[float]] = {}
     parameters: dict[str, float] = {}
     for model in models:
-        network, label = ready(model, device=device), str(model)
+        # Hooks and token parameters below are those of the network itself, not of its fused copy.
+        plain: Any = model if is_onnx(model) else open_model(model, device=device)
+        network, label = ready(plain, device=device), str(model)
         if console is not None and (text := weights_text(network)):
             console.say(text)
         placed = relabel(items, source, network, {}, console)
         forwards: dict[str, Any] = {label: None}
         if network.head_distill is not None:
             forwards |= {f"{label} ({head})": head_forward(network, head) for head in ("class", "distill")}
-            # Hooks and token parameters are those of the network itself, not of its fused copy.
-            plain = open_model(model, device=device)
             cosines[label] = _cosines(plain, source, items)
             parameters[label] = token_parameter_cosine(plain)
         # an output that is a class of the data has the data's name for it, any other the model's own

@@ -116,9 +116,12 @@ def _add_distillation(parser: argparse.ArgumentParser) -> None:
 def _plan_train(options: argparse.Namespace) -> Any:
     import dataclasses
 
-    chosen = _choose(options)
+    from patchloom.tasks.opened import Opened
+
+    opened = Opened()
+    chosen = _choose(options, opened)
     plan = _plan_from_scratch(options)
-    return dataclasses.replace(plan, notes=(*chosen, *plan.notes))
+    return dataclasses.replace(plan, notes=(*chosen, *plan.notes), opened=opened)
 
 
 def _plan_from_scratch(options: argparse.Namespace) -> Any:
@@ -159,13 +162,13 @@ def _splits(options: argparse.Namespace) -> Any:
     return Splits(options.train_split, options.test_split, options.hold_out)
 
 
-def _choose(options: argparse.Namespace) -> list[str]:
+def _choose(options: argparse.Namespace, opened: Any) -> list[str]:
     """Choose the model and the recipe that are not given, and say so with the command that repeats the choice."""
     from patchloom.tasks.classification.defaults import choose
 
     if options.model and options.recipe:
         return []
-    choice = choose(options.data, options.labels, options.model, options.recipe)
+    choice = choose(options.data, options.labels, options.model, options.recipe, opened)
     added = [name for name in ("model", "recipe") if getattr(options, name) is None]
     words = [word for name in added for word in (f"--{name}", getattr(choice, name))]
     # What the user set on the command line wins over the choice.

@@ -167,6 +167,10 @@ def check_choice(option: str, value: str, choices: tuple[str, ...]) -> None:
 
 def absolute_place(source: str | PathLike[str]) -> str:
     """An absolute path, so that a run is resumed from any folder; any other name as it is."""
+    if not isinstance(source, str | PathLike):
+        raise PatchloomError(
+            f"A folder, a file or the name of another source is expected, not {type(source).__name__}."
+        )
     if not str(source):  # Path("") would be the current folder
         raise PatchloomError("An empty name was given where a folder, a file or another source is expected.")
     path = Path(source)

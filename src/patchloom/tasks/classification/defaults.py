@@ -15,6 +15,8 @@ from patchloom.models.registry import find_config
 from patchloom.recipes.options import ClassificationOptions
 from patchloom.recipes.registry import FEW_IMAGES, choose_recipe, find_recipe
 from patchloom.recipes.small import SUFFIX
+from patchloom.tasks.classification.config import absolute_place
+from patchloom.tasks.opened import Opened
 
 SMALL_SIDE = 64  # pixels, up to which an image is for a network with patches of 4
 _SAMPLED = 64  # images whose size is read
@@ -40,12 +42,17 @@ class Choice:
 
 
 def choose(
-    data: str | PathLike[str], labels: str | None = None, model: str | None = None, recipe: str | None = None
+    data: str | PathLike[str],
+    labels: str | None = None,
+    model: str | None = None,
+    recipe: str | None = None,
+    opened: Opened | None = None,
 ) -> Choice:
-    """Complete a model or a recipe, or choose both: by the size of the images and by their number."""
+    """Complete a model or a recipe, or choose both: by the size of the images and by their number. `opened` keeps the
+    source."""
     if model is not None and recipe is not None:
         return Choice(model, recipe)
-    source = open_source(data, labels)
+    source = (opened or Opened()).keep(open_source, absolute_place(data), labels)
     count, side = len(source.items()), median_side(source)
     # A model decides its family; without one the recipe does, and without both DeiT.
     family = find_config(model).family if model else _family_of(recipe or "deit")

@@ -56,6 +56,7 @@ def scores(
     device: Device = "auto",
     imagenet_only: bool = False,
     images: tuple[Source, list[Item]] | None = None,
+    network: Network | OnnxNetwork | None = None,
     console: Console | None = None,
 ) -> Scores:
     """The predictions of a model for labelled images.
@@ -71,11 +72,12 @@ def scores(
     device       cpu, cuda:1, mps, ...; by default the accelerator of this machine, else the CPU
     imagenet_only   refuse a model without ImageNet's 1000 classes before the first image: `real_accuracy` needs them
     images       what `open_items` gives for the data, where several evaluations share it; else it is opened here
+    network      what `ready` gives for the model, likewise
     """
     if batch < 1 or workers < 0:
         raise PatchloomError(f"batch must be at least 1 and workers at least 0, not {batch} and {workers}.")
     # The network comes first: a wrong name or option is found before the images are read.
-    network = ready(model, resolution, base, int8, device)
+    network = network or ready(model, resolution, base, int8, device)
     if imagenet_only:
         real_order(names_or_indices(network.class_names, network.config.num_classes))
     preprocessing = test_preprocessing(network, crop_ratio)

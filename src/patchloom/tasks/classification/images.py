@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from shlex import quote
 
-from patchloom.console import Console
-from patchloom.data.check import ACROSS, duplicates, pair_lines
+from patchloom.data.check import equal_images
 from patchloom.data.opening import open_source
-from patchloom.data.scan import find_unreadable, pixel_digest, report_skipped
-from patchloom.data.sources import Item, Source
+from patchloom.data.scan import report_skipped, scan
+from patchloom.data.sources import Source
 from patchloom.data.splits import Split, split_source
 from patchloom.errors import PatchloomError
 from patchloom.inference.intervals import few_images_warning
 from patchloom.recipes.recipe import Recipe
 from patchloom.recipes.small import SUFFIX
 from patchloom.tasks.classification.config import ClassificationConfig
+from patchloom.tasks.opened import Opened
 from patchloom.tasks.spec import Context
 
 FEW_FOR_SCRATCH = 5000  # training images, below which trained weights are the better start
 STARTING_WEIGHTS = "deit_small.fb_in1k"
-_SCANNED = 64  # images between two looks at the clock
 
 
 @dataclass(frozen=True)
@@ -36,9 +33,9 @@ class Images:
     fingerprint: str  # of all files
 
 
-def open_classes(config: ClassificationConfig) -> Source:
+def open_classes(config: ClassificationConfig, opened: Opened) -> Source:
     """The source of a config, with the classes in the order of the heads that it starts with."""
-    source = open_source(config.data, config.labels)
+    source = opened.take(open_source, config.data, config.labels)
     names = config.start.class_names if config.start else None
     return source.in_order(names) if names else source
 
@@ -58,7 +55,7 @@ def open_images(
     Raises:
         PatchloomError: the images of a resumed run have changed, none can be read, or (strict) one cannot.
     """
-    source = source or open_classes(config)
+    source = source or open_classes(config, context.opened)
     fingerprint = source.fingerprint()
     if context.environment is None:
         return _scan(config, recipe, source, fingerprint, context, from_weights)
@@ -87,7 +84,7 @@ def _scan(
     glances: dict[str, bytes] = {}
     # Each process reads its share; all get the whole list, since skipped files decide the order of the batches.
     mine = source.items()[processes.rank :: processes.count]
-    parts = processes.gather((_unreadable(source, mine, console, context.scan_seconds, glances), glances))
+    parts = processes.gather((scan(source, mine, console, seconds=context.scan_seconds, glances=glances), glances))
     bad = {key: reason for part, _ in parts for key, reason in part.items()}
     if bad:
         report_skipped(bad, console, context.strict)
@@ -104,28 +101,8 @@ def _scan(
         f"{len(source.class_names)} classes. {split.summary}"
     )
     glances = {key: glance for _, part in parts for key, glance in part.items()}
-    console.say(*_advice(config, recipe, split, from_weights), *_equal_images(usable, split, glances))
+    console.say(*_advice(config, recipe, split, from_weights), *equal_images(usable, split, glances))
     return Images(usable, split, bad, fingerprint)
-
-
-def _unreadable(
-    source: Source, items: Sequence[Item], console: Console, seconds: float, glances: dict[str, bytes]
-) -> dict[str, str]:
-    """The files that cannot be read, with the reasons; `glances` gets those of the others."""
-
-    def progress(done: int, of: int) -> None:
-        console.progress(f"reading images: {done} of {of}")
-
-    deadline = time.monotonic() + seconds
-    found: dict[str, str] = {}
-    size = len(items) if seconds == math.inf else _SCANNED
-    for start in range(0, len(items), max(1, size)):
-        if time.monotonic() > deadline:
-            console.say(f"Only the first {start} of {len(items)} images were read to find damaged ones.")
-            break
-        part = items[start : start + size]
-        found |= find_unreadable(source, part, progress, glances=glances)
-    return found
 
 
 def _advice(config: ClassificationConfig, recipe: Recipe, split: Split, from_weights: str | None) -> Iterator[str]:
@@ -139,23 +116,3 @@ def _advice(config: ClassificationConfig, recipe: Recipe, split: Split, from_wei
         )
     if split.held_out and (warning := few_images_warning(len(split.held_out))):
         yield warning
-
-
-def _equal_images(source: Source, split: Split, glances: Mapping[str, bytes]) -> list[str]:
-    """A warning that lists images with equal pixels in both splits: with them the accuracy is too high. Only images
-    with equal glances are read a second time."""
-    # hold_out=none evaluates on the training images, so every image would be found twice.
-    if split.held_out is split.train:
-        return []
-    sides = {"training": split.train, "held out": split.held_out}
-    # A glance is a cheap digest, equal for equal pixels; different images may share one by accident.
-    both = {glances.get(item.key) for item in split.train} & {glances.get(item.key) for item in split.held_out}
-    both.discard(None)  # images that were not looked at
-    across, _ = duplicates(
-        (item.key, side, pixel_digest(source.read(item)))
-        for side, items in sides.items()
-        for item in items
-        if glances.get(item.key) in both
-    )
-    lines = pair_lines(ACROSS, across, f"`patchloom data check {quote(source.where)} --json` lists all")
-    return [f"Warning: {lines[0]}", *lines[1:]] if lines else []

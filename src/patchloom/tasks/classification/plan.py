@@ -34,12 +34,12 @@ _WORK = 3  # forward and backward, in forward passes
 def plan(run: RunConfig, context: Context) -> dict[str, Any]:
     """Print the sizes, measure a few small steps of the loop, and print the time; writes nothing."""
     processes, console = context.processes, context.console
-    source = open_classes(run.task)
+    source = open_classes(run.task, context.opened)
     config = run.task.network_config(run.recipe, len(source.class_names))
     sizes = _sizes(run, config, split_source(source, run.task.splits), processes)
     console.say(*plan_lines(sizes))
     context = replace(context, scan_seconds=math.inf if context.strict else _SCAN, writes=False)
-    images = open_images(run.task, run.recipe, context)
+    images = open_images(run.task, run.recipe, context, source)
     check_batch(run.recipe, len(images.split.train), processes.count)
     if images.skipped:
         sizes = _sizes(run, config, images.split, processes)

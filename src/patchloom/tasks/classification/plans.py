@@ -29,10 +29,10 @@ from patchloom.tasks.classification.config import (
     check_choice,
     teacher_place,
 )
-from patchloom.tasks.classification.start import open_start
+from patchloom.tasks.classification.start import kind_of_head, open_start
+from patchloom.tasks.opened import Opened
 from patchloom.tasks.registry import find_task
 from patchloom.tasks.spec import RunConfig
-from patchloom.training.checkpoints import parse_interval
 
 Place = str | PathLike[str]
 # options of the network that its weights do not decide
@@ -97,8 +97,6 @@ def _resolve_recipe(
     if chosen.resolution is not None and _is_for_small_images(sized) and "resolution" not in changes:
         chosen = chosen.replace(resolution=None)
     resolved, notes = apply_changes(keep_scales(chosen) if trained else chosen, changes, sized)
-    parse_interval("checkpoint_every", resolved.checkpoint_every)
-    parse_interval("eval_every", resolved.eval_every)
     if trained:
         return resolved, notes
     if changes.get("tune", "all") != "all":
@@ -174,7 +172,8 @@ def plan_finetuning(
     check_place("weights", weights)
     check_place("data", data)
     options = checked_options(options)
-    source = open_source(data, labels)
+    opened = Opened()
+    source = opened.keep(open_source, absolute_place(data), labels)
     own = {name: value for name, value in options.items() if name in _OF_THE_RUN}
     hints = {name: value for name, value in options.items() if name not in _OF_THE_RUN}
     if tune is not None:
@@ -182,13 +181,12 @@ def plan_finetuning(
         if changes.get("tune", tune) != tune:
             raise PatchloomError(f"--tune {tune} contradicts tune={changes['tune']}: give one.")
         changes = {**changes, "tune": tune}
-    network, start, notes = open_start(weights, source, hints, delta, mean, std)
+    network, start, notes = open_start(weights, source, hints, delta, mean, std, opened)
     if distillation and distillation.method == "token" and not getattr(network.config, "distilled", False):
         raise PatchloomError(
             f"{weights} has no distillation token: --method hard and --method soft teach a network without one."
         )
-    head = getattr(network.config, "head", None)  # a network of timm has no choice of heads
-    if own.get("head", head) != head:
+    if own.get("head", kind_of_head(network)) != kind_of_head(network):
         start = dataclasses.replace(start, class_names=None)  # a head of another kind starts from scratch too
     queries = getattr(network.config, "queries", None)
     if queries == "per_class" and own.get("queries", queries) != queries:
@@ -200,4 +198,4 @@ def plan_finetuning(
         notes.append(f"The recipe is {chosen}; --recipe takes another.")
     plan = plan_training(data, network.config, chosen, changes, own, labels, start, distillation, splits=splits)
     tuned_parameters(network, plan.recipe.tune)  # refuses what the network does not have
-    return dataclasses.replace(plan, notes=(*notes, *plan.notes))
+    return dataclasses.replace(plan, notes=(*notes, *plan.notes), opened=opened)

@@ -29,12 +29,12 @@ class FinishHigh:
         Without this, a mistake in the second stage would be found after the hours of the first.
         """
         low = first.task
-        images = len(open_source(low.data, low.labels).items())
+        images = len(first.opened.keep(open_source, low.data, low.labels).items())
         config = low.network_config(first.recipe, low.model.num_classes)
         recipe = find_recipe(self.recipe or finetuning_recipe(config.family, True, images), config)
         fitting = keep_scales(recipe)  # those of the first run
         plan = plan_training(low.data, config, fitting, self._settings(first), {}, low.labels, splits=low.splits)
-        return dataclasses.replace(plan, notes=())
+        return dataclasses.replace(plan, notes=(), opened=first.opened)
 
     def second(self, first: RunConfig, weights: Path) -> RunConfig:
         """The second run, from the weights that the first has exported."""

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from patchloom.console import Console
 from patchloom.data.randomness import seed_of
 from patchloom.data.sources import Source
 from patchloom.data.transforms import Augmentation
@@ -78,7 +77,7 @@ def make_task(
             f"learning rate stays {recipe.lr:.3g}."
         )
     check_batch(recipe, len(split.train), processes.count)
-    network = own.network or _make_network(config, recipe, images, console, begin=not context.from_checkpoint)
+    network = own.network or _make_network(config, recipe, images, context)
     _describe(network, recipe, images)
     network.label_column = config.labels
     if (
@@ -98,11 +97,9 @@ def make_task(
     return task
 
 
-def _make_network(
-    config: ClassificationConfig, recipe: Recipe, images: Images, console: Console, begin: bool
-) -> Network:
-    """The network; with `begin` it has the weights that the run starts from, else a checkpoint brings them."""
-    start, class_names = config.start, images.source.class_names
+def _make_network(config: ClassificationConfig, recipe: Recipe, images: Images, context: Context) -> Network:
+    """The network with the weights that the run starts from, unless a checkpoint brings them."""
+    start, class_names, console = config.start, images.source.class_names, context.console
     # The generator of the caller's process stays as it is. Building happens on the CPU, hence no devices.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(recipe.seed, "start"))
@@ -112,12 +109,12 @@ def _make_network(
                 f"num_classes={planned.num_classes}: {config.data} has {len(class_names)} classes. Leave it out."
             )
         network = build(planned)
-    if config.scales_from is not None and begin:
+    if config.scales_from is not None and not context.from_checkpoint:
         copy_scales(network, config.scales_from)
         console.say(f"The scales of the residual branches are those of {config.scales_from}.")
     if start is not None:
-        if begin:
-            console.say(*fill_from(network, start).lines())
+        if not context.from_checkpoint:
+            console.say(*fill_from(network, start, context.opened).lines())
         freeze(network, start.tune)
         network.preprocessing = dataclasses.replace(start.preprocessing, img_size=network.config.img_size)
     return network

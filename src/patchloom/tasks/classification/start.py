@@ -13,12 +13,17 @@ from patchloom.data.sources import Source
 from patchloom.errors import PatchloomError
 from patchloom.inference.models import check_images
 from patchloom.models.embedding import trunk_of
+from patchloom.models.foreign import ForeignNetwork
 from patchloom.models.network import Network
+from patchloom.models.patch_network import PatchNetwork
 from patchloom.models.patchconvnet import per_class_queries
 from patchloom.models.roles import parameter_roles, tuned_parameters
 from patchloom.tasks.classification.classes import same_classes
 from patchloom.tasks.classification.config import Start, absolute_place
+from patchloom.tasks.opened import Opened
+from patchloom.weights.hub import size_notes
 from patchloom.weights.load import load
+from patchloom.weights.matching import fit_sizes
 from patchloom.weights.report import LoadReport
 
 
@@ -29,9 +34,12 @@ def open_start(
     delta: bool,
     mean: tuple[float, ...] | None = None,
     std: tuple[float, ...] | None = None,
+    opened: Opened | None = None,
 ) -> tuple[Network, Start, list[str]]:
-    """The network as its file has it, where a run on `source` starts, and what the user should know of it."""
-    loaded = load(weights, **hints)
+    """The network as its file has it, where a run on `source` starts, and what the user should know of it. `opened`
+    keeps the network for `fill_from`."""
+    place = absolute_place(weights)
+    loaded = (opened or Opened()).keep(load_start, place, dict(hints))
     check_images(loaded, weights)
     network, notes = trunk_of(loaded), []  # a run of Grafit: its projector is left out
     theirs, ours = network.class_names, source.class_names
@@ -48,13 +56,20 @@ def open_start(
         )
     own = network.preprocessing
     preprocessing = dataclasses.replace(own, mean=mean or own.mean, std=std or own.std)
-    start = Start(absolute_place(weights), preprocessing, names, dict(hints), delta=delta)
+    start = Start(place, preprocessing, names, dict(hints), delta=delta)
     return network, start, notes
 
 
+def load_start(weights: str, hints: Mapping[str, Any]) -> Network:
+    """The network as its file has it; random numbers that `load` draws for it do not change those drawn afterwards."""
+    with torch.random.fork_rng(devices=[]):
+        return load(weights, **hints)
+
+
 @torch.no_grad()
-def fill_from(network: Network, start: Start) -> LoadReport:
-    """Give a fresh network the weights of `start`; new heads stay as they are where the classes are others.
+def fill_from(network: Network, start: Start, opened: Opened | None = None) -> LoadReport:
+    """Give a fresh network the weights of `start`, resized to its image size; new heads stay as they are where the
+    classes are others.
 
     Returns:
         Which tensors were loaded, left at their random start (with the reason), and unused.
@@ -62,8 +77,11 @@ def fill_from(network: Network, start: Start) -> LoadReport:
     Raises:
         PatchloomError: the file lacks a tensor that is not part of a head.
     """
-    loaded = load(start.weights, img_size=network.config.img_size, **start.hints)
+    loaded, size = (opened or Opened()).take(load_start, start.weights, start.hints), network.config.img_size
     base, report = trunk_of(loaded), loaded.load_report
+    if isinstance(base, ForeignNetwork):
+        base.set_image_size(size)
+    report.notes += size_notes(start.weights, size)
     of_classes = {name for name, role in parameter_roles(network).items() if role == "head"}
     # PatchConvNet with one query per class: each query begins as a copy of the trained single one.
     if network.per_class and not base.per_class:  # every class starts from the one query
@@ -73,6 +91,8 @@ def fill_from(network: Network, start: Start) -> LoadReport:
     elif network.per_class:
         of_classes |= {"class_token"}
     theirs = base.state_dict()
+    if isinstance(network, PatchNetwork) and isinstance(base, PatchNetwork):
+        fit_sizes(theirs, base.config, network, report)
     report.model, report.loaded = network.config.name, []
     for name, tensor in network.state_dict().items():
         if (
@@ -92,13 +112,17 @@ def fill_from(network: Network, start: Start) -> LoadReport:
 
 
 def _why_from_scratch(base: Network, network: Network) -> str:
-    theirs, ours = base.config, network.config
-    there, here = (getattr(config, "head", "linear") for config in (theirs, ours))  # timm's heads have no other kind
-    if there != here:
-        return f"a {there} head in the file, {here} here"
-    if theirs.num_classes != ours.num_classes:
-        return f"{theirs.num_classes} classes in the file, {ours.num_classes} here"
+    theirs, ours = (f"a {kind_of_head(one)} head" for one in (base, network))
+    if theirs == ours:
+        theirs, ours = (f"{one.config.num_classes} classes" for one in (base, network))
+    if theirs != ours:
+        return f"{theirs} in the file, {ours} here"
     return "the classes in the file have other names"
+
+
+def kind_of_head(network: Network) -> str:
+    """The option `head` of a network's config. Networks of timm have no such option, and a linear head."""
+    return getattr(network.config, "head", "linear")
 
 
 def _in(name: str, parameters: set[str]) -> bool:

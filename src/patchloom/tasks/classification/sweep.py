@@ -42,7 +42,7 @@ def sweep(
         raise PatchloomError(f"A sweep is over {' or '.join(SETTINGS)}, not {setting!r}.")
     if not values:
         raise PatchloomError(f"A sweep over {setting} needs at least one value.")
-    _check_values(model, base, setting, values, options)
+    network = _check_values(model, base, setting, values, options)
     # Listed and checked once for all values.
     images = open_items(data, labels, split, held_out_by(model, data), strict, workers, console)
     rows = []
@@ -51,7 +51,9 @@ def sweep(
             console.progress(f"{setting} {value}: {i + 1} of {len(values)}")
         given = {**options, setting: value, "base": base, "workers": workers}
         # how classes are matched does not depend on the value: it is printed once
-        result = scores(model, data, images=images, console=Console(quiet=True) if i else console, **given)
+        result = scores(
+            model, data, images=images, network=network, console=Console(quiet=True) if i else console, **given
+        )
         summary = result.summary() | ({} if real is None else real_accuracy(result, real))
         for name in ("per_class", "weights"):  # those are printed once
             summary.pop(name, None)
@@ -59,15 +61,18 @@ def sweep(
     return rows
 
 
-def _check_values(model: Model, base: Model | None, setting: str, values: Sequence[Any], fixed: dict[str, Any]) -> None:
-    """Refuse a wrong value before time is spent on those before it."""
+def _check_values(model: Model, base: Model | None, setting: str, values: Sequence[Any], fixed: dict[str, Any]) -> Any:
+    """Refuse a wrong value before time is spent on those before it. Returns the network, if all values share it."""
+    given = {name: fixed[name] for name in ("int8", "device") if name in fixed}
     if setting == "crop_ratio":
-        network = ready(model, fixed.get("resolution"), base, device=fixed.get("device"))
+        network = ready(model, fixed.get("resolution"), base, **given)
         for ratio in values:
             test_preprocessing(network, ratio)
-    else:
-        for size in values:
-            test_preprocessing(ready(model, size, base, device=fixed.get("device")), fixed.get("crop_ratio"))
+        return network
+    for size in values:
+        # One at a time: several could be too much for the memory.
+        test_preprocessing(ready(model, size, base, **given), fixed.get("crop_ratio"))
+    return None
 
 
 def sweep_text(rows: Sequence[dict[str, Any]]) -> str:

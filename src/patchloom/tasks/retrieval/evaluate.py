@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from patchloom.console import Console
+from patchloom.data.opening import open_source
 from patchloom.data.sources import Item, Source
 from patchloom.devices import Device, device_of
 from patchloom.errors import PatchloomError
@@ -52,7 +53,7 @@ def evaluate(
     network, run = open_fused(model, device=device), held_out_by(model, data)
     column = labels or network.label_column
     source, queries = open_items(data, column, split, run, strict, workers, console)
-    items = _training_images(data, column, split, run)
+    items = _training_images(source, split, run)
     x, z = (_embed(network, source, part, batch, workers) for part in (items, queries))
     y, truth = labels_of(items), labels_of(queries)
     chosen = _neighbours(k, x, y)
@@ -65,11 +66,10 @@ def evaluate(
     }
 
 
-def _training_images(data: Place, column: str | None, split: str | None, run: RunSplit | None) -> list[Item]:
+def _training_images(source: Source, split: str | None, run: RunSplit | None) -> list[Item]:
     """Those that the run trained on, where the data has its splits; else the training split."""
-    source, _ = open_items(data, column, "all", run)
     named = (run.trained(source) if split is None and run is not None else None) or "train"
-    return open_items(data, column, named, run)[1]
+    return open_items(source, None, named, run)[1]
 
 
 def _embed(network: Network, source: Source, items: Sequence[Item], batch: int, workers: int) -> Tensor:
@@ -137,8 +137,8 @@ def _classifier(
     if column is None and settings.get("labels") == NO_LABELS:
         raise PatchloomError("The model was trained without labels: --labels COLUMN names those to predict.")
     run = held_out_by(model, data)
-    source, _ = open_items(data, column, "all", run)
-    items = _training_images(data, column, None, run)
+    source = open_source(data, column)
+    items = _training_images(source, None, run)
     vectors, y = _embed(network, source, items, 128, 0), labels_of(items)
     return NeighbourClassifier(network, vectors, y, source.class_names, _neighbours(k, vectors, y))
 

@@ -12,14 +12,16 @@ from torch import Tensor
 
 from patchloom.data.opening import open_source
 from patchloom.data.sources import Item, Source
+from patchloom.tasks.opened import Opened
 from patchloom.tasks.retrieval.config import RetrievalConfig
 
 
-def open_labelled(config: RetrievalConfig) -> Source:
-    """The source of a run, with the labels of its column or without any."""
+def open_labelled(config: RetrievalConfig, opened: Opened, keep: bool = False) -> Source:
+    """The source of a run, with the labels of its column or without any; a plan keeps it for the task."""
+    open_with = opened.keep if keep else opened.take
     if config.labelled:
-        return open_source(config.data, config.labels)
-    return unlabelled(open_source(config.data, None, targets="none"))
+        return open_with(open_source, config.data, config.labels)
+    return unlabelled(open_with(open_source, config.data, None, targets="none"))
 
 
 def unlabelled(source: Source) -> Source:

@@ -17,15 +17,17 @@ from patchloom.recipes.recipe import Recipe
 from patchloom.tasks.classification.start import fill_from
 from patchloom.tasks.retrieval.config import RetrievalConfig
 from patchloom.tasks.retrieval.terms import Terms
+from patchloom.tasks.spec import Context
 from patchloom.weights.report import LoadReport
 
 MODEL, PROJECTOR, PREDICTOR, TARGET = "model", "projector", "predictor", "target"
 
 
 def make_modules(
-    config: RetrievalConfig, recipe: Recipe, terms: Terms, classes: int, begin: bool
+    config: RetrievalConfig, recipe: Recipe, terms: Terms, classes: int, context: Context
 ) -> tuple[nn.ModuleDict, LoadReport | None]:
-    """The modules by name, with random weights drawn from the seed, and with `begin` those that the run starts from.
+    """The modules by name, with random weights drawn from the seed, and unless a checkpoint brings them, those that the
+    run starts from.
 
     model       trunk, the projector if it stays, a classifier for cross-entropy
     projector   one that is dropped after training: of the instance branch beside cross-entropy
@@ -38,8 +40,8 @@ def make_modules(
         torch.manual_seed(seed_of(recipe.seed, "start"))
         trunk = build(config.trunk_config(recipe))
         if config.start is not None:
-            if begin:
-                report = fill_from(trunk, config.start)
+            if not context.from_checkpoint:
+                report = fill_from(trunk, config.start, context.opened)
                 report.reinitialised.clear()  # its head, which is taken away
             size = trunk.config.img_size
             trunk.preprocessing = dataclasses.replace(config.start.preprocessing, img_size=size)

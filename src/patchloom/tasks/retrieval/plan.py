@@ -7,9 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from patchloom.console import Console
+from patchloom.data.order import Order
 from patchloom.tasks.retrieval.memory import PRECISIONS
-from patchloom.tasks.retrieval.setup import images_of, make_task
+from patchloom.tasks.retrieval.setup import check_batches, images_of, make_task
 from patchloom.tasks.retrieval.task import Retrieval
+from patchloom.tasks.retrieval.terms import terms_of
 from patchloom.tasks.spec import Context, RunConfig
 from patchloom.text import count
 from patchloom.training.measure import measure_steps, rate_bars, time_text
@@ -24,14 +26,16 @@ def plan(run: RunConfig, context: Context) -> dict[str, Any]:
     """Print the sizes, measure a few small steps of the loop, and print the time; writes nothing."""
     context = replace(context, scan_seconds=math.inf if context.strict else _SCAN, writes=False)
     images = images_of(run.task, run.recipe, context)
-    task = make_task(run.task, run.recipe, images, context)
-    sizes = _sizes(run, task)
-    context.console.say(*plan_lines(sizes))
+    check_batches(run.recipe, terms_of(run.recipe, run.task.labelled), images.split, context.processes)
+    # One task for both: its networks are those of the run, its batches small enough to be measured.
     batch = min(run.recipe.batch_size, max(_IMAGES, 2 * context.processes.count))
     # Small steps are enough to measure, and a memory filled by the network would embed all images first.
     recipe = run.recipe.replace(batch_size=batch, accumulate=1, memory_start="random")
-    small = make_task(run.task, recipe, images, replace(context, console=Console(quiet=True)))
-    seconds, waiting = measure_steps(small, recipe, context.processes, _BUDGET)
+    task = make_task(run.task, recipe, images, context)
+    sizes = _sizes(run, task)
+    context.console.say(*plan_lines(sizes))
+    task.console = Console(quiet=True)
+    seconds, waiting = measure_steps(task, recipe, context.processes, _BUDGET)
     per_step = sizes["images_seen"] // sizes["steps"]
     sizes |= {
         "skipped": len(images.skipped),
@@ -44,7 +48,9 @@ def plan(run: RunConfig, context: Context) -> dict[str, Any]:
 
 
 def _sizes(run: RunConfig, task: Retrieval) -> dict[str, Any]:
-    recipe, per_epoch, images = run.recipe, task.steps_per_epoch, len(task.split.train)
+    recipe, images = run.recipe, len(task.split.train)
+    order = Order(images, recipe.batch_size)
+    per_epoch = order.steps_per_epoch
     steps = total_steps(recipe, per_epoch)
     marks = [round(i * (steps - 1) / 20) for i in range(21)] if steps > 20 else list(range(steps))
     dim = task.network.config.dim
@@ -60,7 +66,7 @@ def _sizes(run: RunConfig, task: Retrieval) -> dict[str, Any]:
         "epochs": recipe.epochs if recipe.steps is None else round(steps / per_epoch, 2),
         "steps": steps,
         "steps_per_epoch": per_epoch,
-        "images_seen": steps * task.order.images_per_step,
+        "images_seen": steps * order.images_per_step,
         "training_images": images,
         "held_out_images": len(task.split.held_out),
         "params": sum(p.numel() for name in task.trained for p in task.modules[name].parameters()),

@@ -23,12 +23,12 @@ from patchloom.recipes.small import SUFFIX
 from patchloom.tasks.classification.config import Start, absolute_place
 from patchloom.tasks.classification.defaults import SMALL_SIDE, median_side
 from patchloom.tasks.classification.start import open_start
+from patchloom.tasks.opened import Opened
 from patchloom.tasks.registry import find_task
 from patchloom.tasks.retrieval.config import RetrievalConfig
 from patchloom.tasks.retrieval.images import open_labelled
 from patchloom.tasks.retrieval.terms import terms_of
 from patchloom.tasks.spec import RunConfig
-from patchloom.training.checkpoints import parse_interval
 from patchloom.weights.hub import is_remote
 
 Place = str | PathLike[str]
@@ -55,8 +55,9 @@ def plan_grafit(
         check_place(name, place)
     changes, options = dict(changes or {}), checked_options(options or {})
     config = RetrievalConfig(absolute_place(data), labels, Config(), splits=splits or Splits())
-    source = open_labelled(config)
-    trunk, start, own, notes = _trunk(model, source, options, mean, std)
+    opened = Opened()
+    source = open_labelled(config, opened, keep=True)
+    trunk, start, own, notes = _trunk(model, source, options, opened, mean, std)
     if trunk.kind != "image":
         raise PatchloomError(f"{trunk.name} is a network of {trunk.kind}, and Grafit embeds images.")
     if recipe is None:
@@ -73,11 +74,11 @@ def plan_grafit(
     )  # fmt: skip
     built = config.trunk_config(resolved)  # refuses what cannot be built
     resolved = as_built(resolved, built, changes, start is not None)
-    return RunConfig(find_task("retrieval"), config, resolved, (*notes, *more))
+    return RunConfig(find_task("retrieval"), config, resolved, (*notes, *more), opened)
 
 
 def _trunk(
-    model: Place, source: Source, options: dict[str, Any], mean: Any, std: Any
+    model: Place, source: Source, options: dict[str, Any], opened: Opened, mean: Any, std: Any
 ) -> tuple[Config, Start | None, dict[str, Any], list[str]]:
     """The trunk's config, the weights that it starts from, the options of the run, and what the user should know."""
     if not _is_weights(model):
@@ -87,7 +88,7 @@ def _trunk(
     # The other options are hints for a file of weights that does not describe its network.
     own = {name: value for name, value in options.items() if name in _OF_THE_RUN}
     hints = {name: value for name, value in options.items() if name not in _OF_THE_RUN}
-    network, start, _ = open_start(model, source, hints, False, mean, std)
+    network, start, _ = open_start(model, source, hints, False, mean, std, opened)
     return network.config, dataclasses.replace(start, class_names=None), own, []
 
 
@@ -107,7 +108,4 @@ def _resolve_recipe(
     chosen = choose_recipe(recipe, RetrievalOptions, sized)
     if chosen.resolution is not None and trunk.img_size[0] < 224 and "resolution" not in changes:
         chosen = chosen.replace(resolution=None)  # a model for small images keeps its size
-    resolved, notes = apply_changes(keep_scales(chosen) if trained else chosen, changes, sized)
-    parse_interval("checkpoint_every", resolved.checkpoint_every)
-    parse_interval("eval_every", resolved.eval_every)
-    return resolved, notes
+    return apply_changes(keep_scales(chosen) if trained else chosen, changes, sized)

@@ -9,6 +9,7 @@ import torch
 
 from patchloom.console import Console
 from patchloom.data.sources import Source
+from patchloom.data.splits import Split
 from patchloom.errors import PatchloomError
 from patchloom.recipes.recipe import Recipe
 from patchloom.tasks.classification.images import STARTING_WEIGHTS, Images, open_images
@@ -21,6 +22,7 @@ from patchloom.tasks.retrieval.terms import Terms, terms_of
 from patchloom.tasks.spec import Context
 from patchloom.text import count
 from patchloom.training.checks import check_batch
+from patchloom.training.processes import Processes
 
 
 def open_task(config: RetrievalConfig, recipe: Recipe, context: Context) -> Retrieval:
@@ -30,7 +32,7 @@ def open_task(config: RetrievalConfig, recipe: Recipe, context: Context) -> Retr
 
 def images_of(config: RetrievalConfig, recipe: Recipe, context: Context) -> Images:
     """The images of a run, scanned and split."""
-    source, start = open_labelled(config), f"--model {STARTING_WEIGHTS}"
+    source, start = open_labelled(config, context.opened), f"--model {STARTING_WEIGHTS}"
     return open_images(config, recipe, context, source, start)  # type: ignore[arg-type]
 
 
@@ -42,9 +44,9 @@ def make_task(config: RetrievalConfig, recipe: Recipe, images: Images, context: 
     terms = terms_of(recipe, config.labelled)
     supervision = _supervision(config, recipe, images, context)
     _report(terms, recipe, config, supervision, console)
-    _check_batches(recipe, terms, len(split.train), processes.count)
+    check_batches(recipe, terms, split, processes)
     classes = len(supervision.class_names)
-    modules, report = make_modules(config, recipe, terms, classes, begin=not context.from_checkpoint)
+    modules, report = make_modules(config, recipe, terms, classes, context)
     if report is not None:
         console.say(*report.lines())
     network: Any = modules[MODEL]
@@ -87,10 +89,12 @@ def _report(terms: Terms, recipe: Recipe, config: RetrievalConfig, supervision: 
         console.say("All images are of one class: the kNN loss is 0. --labels none leaves it out.")
 
 
-def _check_batches(recipe: Recipe, terms: Terms, images: int, processes: int) -> None:
-    check_batch(recipe, images, processes)
+def check_batches(recipe: Recipe, terms: Terms, split: Split, processes: Processes) -> None:
+    """Refuse batches that are too small to be shared by processes, or to normalise over."""
+    images = len(split.train)
+    check_batch(recipe, images, processes.count)
     normalises = terms.projects and (recipe.projector == "mlp" or "inst" in terms)
-    if normalises and min(recipe.batch_size, images) < 2 * processes * recipe.accumulate:
+    if normalises and min(recipe.batch_size, images) < 2 * processes.count * recipe.accumulate:
         raise PatchloomError(
             "Projector and predictor normalise over a batch: batch_size is at least 2 per process and accumulated step."
         )

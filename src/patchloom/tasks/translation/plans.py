@@ -15,11 +15,11 @@ from patchloom.recipes.recipe import Recipe
 from patchloom.recipes.registry import choose_recipe
 from patchloom.recipes.small import SUFFIX
 from patchloom.recipes.translation import TranslationOptions, for_target
+from patchloom.tasks.opened import Opened
 from patchloom.tasks.registry import find_task
 from patchloom.tasks.spec import RunConfig
 from patchloom.tasks.translation.config import TranslationRunConfig
 from patchloom.tasks.translation.text import Pair, parse_pair, read_parallel
-from patchloom.training.checkpoints import parse_interval
 
 Place = str | PathLike[str]
 FEW_PAIRS = 1_000_000  # below, the default recipe is a small form
@@ -43,8 +43,9 @@ def plan_translation(
     check_place("model", model)
     languages, config = parse_pair(pair), _text_config(model)
     notes: list[str] = []
+    folder, opened = str(Path(data).absolute()), Opened()
     if recipe is None:
-        recipe = _default_recipe(data, languages, config)
+        recipe = _default_recipe(folder, languages, config, opened)
         notes.append(f"The recipe is {recipe}.")
     chosen = choose_recipe(recipe, TranslationOptions)
     if "batch_size" in (changes or {}):
@@ -53,8 +54,6 @@ def plan_translation(
         wanted = (options or {})["vocab_size"]
         raise PatchloomError(f"The vocabulary decides vocab_size: set vocabulary={wanted}, or give --vocabulary FILE.")
     resolved, changed = apply_changes(for_target(chosen, languages[1]), changes or {})
-    parse_interval("checkpoint_every", resolved.checkpoint_every)
-    parse_interval("eval_every", resolved.eval_every)
     if resolved.shard != "none":  # generation calls parts of the network that only a whole network has in one place
         raise PatchloomError(
             f"shard={resolved.shard} cannot be used for translation: leave it out. Several processes then train with a "
@@ -65,9 +64,9 @@ def plan_translation(
             f"vocabulary={resolved.vocabulary} is for one that is trained, and {vocabulary} is one: give one of them."
         )
     file = None if vocabulary is None else str(Path(vocabulary).absolute())
-    task = TranslationRunConfig(str(Path(data).absolute()), pair, config, checked_options(options or {}), file)
+    task = TranslationRunConfig(folder, pair, config, checked_options(options or {}), file)
     task.network_config(resolved, config.vocab_size)  # refuses what cannot be built
-    return RunConfig(find_task("translation"), task, resolved, (*notes, *changed))
+    return RunConfig(find_task("translation"), task, resolved, (*notes, *changed), opened)
 
 
 def _text_config(model: str) -> TranslationConfig:
@@ -80,6 +79,6 @@ def _text_config(model: str) -> TranslationConfig:
     return config
 
 
-def _default_recipe(data: Place, pair: Pair, config: TranslationConfig) -> str:
+def _default_recipe(folder: str, pair: Pair, config: TranslationConfig, opened: Opened) -> str:
     """The recipe of the family, in its small form for few sentences."""
-    return config.family + (SUFFIX if len(read_parallel(data, "train", pair)) < FEW_PAIRS else "")
+    return config.family + (SUFFIX if len(opened.keep(read_parallel, folder, "train", pair)) < FEW_PAIRS else "")

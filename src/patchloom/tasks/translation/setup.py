@@ -23,7 +23,7 @@ from patchloom.tasks.translation.vocabulary import Vocabulary
 def open_task(config: TranslationRunConfig, recipe: Recipe, context: Context) -> Translation:
     """Read the text, train or read the vocabulary, encode, and build the network with the seed of the recipe."""
     pair = config.languages
-    train = read_parallel(config.data, "train", pair)
+    train = context.opened.take(read_parallel, config.data, "train", pair)
     held_out = read_parallel(config.data, held_out_stem(config.data, pair), pair)
     fingerprint = _fingerprint(train, held_out)
     known = dict(context.environment or {})

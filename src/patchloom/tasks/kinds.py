@@ -10,23 +10,24 @@ from typing import Any
 from patchloom.errors import PatchloomError
 from patchloom.reading import read_json
 from patchloom.tasks.registry import default_task, find_task, task_specs
+from patchloom.tasks.spec import TaskSpec
 from patchloom.training.run import Run, folders_of
 from patchloom.weights.files import metadata_of
 
 
-def task_of(model: Any) -> str:
-    """The name of the task of a run folder, an export, a weight file or a network; of anything else, the default."""
+def task_of(model: Any) -> TaskSpec:
+    """The task of a run folder, an export, a weight file or a network; of anything else, the default."""
     if isinstance(model, str | os.PathLike) and str(model):
         place = Path(model)
         if place.suffix == ".safetensors" and (label := _label_of(place)):
-            return find_task(label).name
+            return find_task(label)
         # A file in export/ or checkpoints/ has its run two levels above.
         for folder in folders_of(place) if place.exists() else ():  # not for published names
             if label := _label_in(folder):
-                return find_task(label).name
+                return find_task(label)
     kind = getattr(getattr(model, "config", None), "kind", None)
-    takes = (spec.name for spec in task_specs().values() if kind is not None and spec.network_kind == kind)
-    return next(takes, default_task().name)
+    applies = (spec for spec in task_specs() if spec.network_kind == kind) if kind is not None else iter(())
+    return next(applies, None) or default_task()
 
 
 def _label_of(file: Path) -> str | None:
@@ -57,7 +58,7 @@ def evaluate(model: Any, data: Any, **options: Any) -> dict[str, Any]:
     Of a classifier: top1 with its 95 % interval, top5, loss, ece (fractions), count and per_class; options as of
     `patchloom.tasks.classification.evaluate.scores`.
     """
-    return task_specs()[task_of(model)].evaluate(model, data, **options)
+    return task_of(model).evaluate(model, data, **options)
 
 
 def predict(model: Any, inputs: Any, **options: Any) -> list[dict[str, Any]]:
@@ -66,4 +67,4 @@ def predict(model: Any, inputs: Any, **options: Any) -> list[dict[str, Any]]:
     Of a classifier: {path, predictions: [{class, probability}]} or {path, error}; options as of
     `patchloom.inference.predict.predict`.
     """
-    return task_specs()[task_of(model)].predict(model, inputs, **options)
+    return task_of(model).predict(model, inputs, **options)
