@@ -35,9 +35,6 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
         help="split to evaluate on: train, val, test, several as train+val, or all (default: the one that the run held "
         "out, otherwise val or test)",
     )
-    group.add_argument("--batch", type=int, default=128, metavar="N", help="batch size (default: 128)")
-    group.add_argument("--workers", type=int, metavar="N", help="number of processes that read data (default: 0)")
-    group.add_argument("--strict", action="store_true", help="fail on unreadable files instead of skipping them")
     add_device(group)
     group.add_argument("--json", action="store_true", help=JSON_HELP)
     _add_task_options(parser, {task.task: task.evaluate for task in task_commands()})

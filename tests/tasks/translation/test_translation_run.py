@@ -292,3 +292,13 @@ def test_lines_of_a_file_are_sentences_even_if_files_have_their_names(
     with pytest.raises(SystemExit):
         main(["predict", str(run), "ba"])
     assert "ba is a folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--batch", "4"], ["--workers", "2"], ["--strict"]])
+def test_options_for_images_are_refused(
+    words: list[str], run: Path, text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["evaluate", str(run), str(text), *words])
+    assert end.value.code == 2
+    assert capsys.readouterr().err == f"patchloom: {words[0]} has no effect on this model: leave it out.\n"

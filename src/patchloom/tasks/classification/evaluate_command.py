@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from patchloom.reading import read_json
-from patchloom.tasks.commands import Output, Tool
+from patchloom.tasks.commands import Output, Tool, add_reading_arguments
 
 _FLAGS = {"shown": "data"}  # options whose attribute has another name than the flag
 
 
 def _add_evaluate(parser: argparse.ArgumentParser) -> None:
+    add_reading_arguments(parser)
     group = parser.add_argument_group("classifiers, data and test crop")
     group.add_argument("--labels", metavar="COLUMN", help="label column of a CSV file")
     group.add_argument(

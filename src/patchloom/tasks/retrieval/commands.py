@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from patchloom.tasks.classification.evaluate_command import predictions_output
-from patchloom.tasks.commands import Command, Output, Tool, add_split_arguments
+from patchloom.tasks.commands import Command, Output, Tool, add_reading_arguments, add_split_arguments
 
 _FIELDS = ("loss", "views", "projector", "instance_weight")  # of the recipe, that have an option of their own
 
@@ -69,6 +69,7 @@ def _plan(options: argparse.Namespace) -> Any:
 
 
 def _add_evaluate(parser: argparse.ArgumentParser) -> None:
+    add_reading_arguments(parser)
     group = parser.add_argument_group("models of grafit")
     group.add_argument("--labels", metavar="COLUMN", help="label column (default: the one that the run was trained on)")
     group.add_argument("--k", type=int, metavar="N", help="number of neighbours (default: chosen by leave-one-out)")
