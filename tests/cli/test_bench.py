@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import patchloom
 from patchloom.benching.records import compare
 from patchloom.cli.main import main
 from patchloom.errors import PatchloomError
@@ -50,6 +51,18 @@ def test_products_of_bytes_are_a_case_of_their_own(capsys: pytest.CaptureFixture
     row = bench(capsys, "patchconvnet_nano", "--against", "published", "--int8", *QUICK)["rows"][0]
     assert row["model"] == "patchconvnet_nano, int8"
     assert 1e-5 < row["difference"] < 0.1
+
+
+def test_a_run_and_a_file_are_measured_at_their_own_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "run" / "export" / "model.safetensors"
+    patchloom.save(patchloom.create_model("deit_nano", img_size=48, num_classes=3, depth=2), file)
+    (file.parent / "model.json").write_text(json.dumps({"task": "classify", "step": 1, "weights": "raw"}))
+    places = (str(tmp_path / "run"), str(file))
+    rows = bench(capsys, *places, *QUICK)["rows"]
+    network = patchloom.load(file)
+    assert [(row["model"], row["size"], row["depth"]) for row in rows] == [(place, 48, 2) for place in places]
+    assert {row["cost"]["params"] for row in rows} == {sum(p.numel() for p in network.parameters())}
+    assert "by name" in refused(capsys, str(file), "--against", "timm")
 
 
 def test_a_larger_image_takes_more_memory(capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,7 +39,7 @@ def measure(
     only). With `int8`, our network uses int8 matrix multiplication.
 
     Args:
-        name: a model of ours.
+        name: a model by name, with random weights, or a run folder, a file or a published tag.
         against: "timm", "published" or None.
         size: the side of square images, in pixels.
         depth: number of blocks instead of the model's.

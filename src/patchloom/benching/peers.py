@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,9 +17,10 @@ from patchloom.kernels import native
 from patchloom.layers.mixing import ConvBranch
 from patchloom.layers.scales import LayerScale
 from patchloom.layers.stems import Stem
+from patchloom.models.config import Config
 from patchloom.models.network import Network
-from patchloom.models.registry import create_model, find_config
-from patchloom.weights.hub import timm_name
+from patchloom.models.registry import create_model, find_config, list_models
+from patchloom.weights.hub import is_remote, timm_name
 from patchloom.weights.load import load
 from patchloom.weights.timm_networks import timm_network
 
@@ -27,15 +29,36 @@ PEERS = ("timm", "published")
 
 def check_case(name: str, against: str | None, size: int, depth: int | None, int8: bool) -> None:
     """Raise PatchloomError if a case cannot be measured, before anything is measured."""
-    # Shapes only, without memory: a wrong name is found at once.
-    with torch.device("meta"):
-        ours = create_model(name, **_options(size, depth))
+    if has_weights(name):
+        if depth is not None or against == "timm":
+            raise PatchloomError(
+                f"--depths and --against timm build models by name, and {name} is one with weights: leave them out."
+            )
+        ours = _network(name, size, depth)
+    else:
+        # Shapes only, without memory: a wrong name is found at once.
+        with torch.device("meta"):
+            ours = _network(name, size, depth)
     if against == "timm":
         _timm_names(name)
     if against == "published":
         _refuse_published(ours)
     if int8 and not native.available():
         raise PatchloomError(f"--int8 needs the C++ kernels: {native.why_not()}")
+
+
+def has_weights(name: str) -> bool:
+    """Whether a name stands for a model with weights, such as a run folder, a file or a published tag."""
+    return name not in list_models() and (Path(name).exists() or is_remote(name))
+
+
+def case_config(name: str) -> Config:
+    """The config of a model by name, or of one with weights."""
+    return load(name).config if has_weights(name) else find_config(name)
+
+
+def _network(name: str, size: int, depth: int | None) -> Network:
+    return load(name, img_size=size) if has_weights(name) else create_model(name, **_options(size, depth))
 
 
 def _options(size: int, depth: int | None) -> dict[str, Any]:
@@ -46,7 +69,7 @@ def pair(name: str, against: str | None, size: int, depth: int | None = None) ->
     """(our network, the peer or None), with equal weights and in eval mode."""
     if against == "timm":
         return timm_pair(name, size, depth)
-    ours = create_model(name, **_options(size, depth))
+    ours = _network(name, size, depth)
     stir(ours)
     ours.eval()
     return ours, published_form(ours) if against == "published" else None

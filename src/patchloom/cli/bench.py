@@ -24,7 +24,12 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
         ],
     )
     group = parser.add_argument_group("models")
-    group.add_argument("models", metavar="MODEL", nargs="+", help="model names, see `patchloom models`, or timm:NAME")
+    group.add_argument(
+        "models",
+        metavar="MODEL",
+        nargs="+",
+        help="model names (see `patchloom models`), timm:NAME, or run folders, exported models, weight files and tags",
+    )
     group.add_argument("--against", choices=["timm", "published"], help="compare with this, measured in turns")
     group.add_argument(
         "--int8",
@@ -119,16 +124,16 @@ def run(options: argparse.Namespace) -> None:
 
 def _cases(options: argparse.Namespace) -> Iterator[tuple[str, int, int | None]]:
     """Name, image side and depth of every row."""
+    from patchloom.benching.peers import case_config
     from patchloom.errors import PatchloomError
-    from patchloom.models.registry import find_config
 
     # All names are resolved first, so that a wrong one costs no measurement.
-    for config in [find_config(name) for name in options.models]:
+    for name, config in [(name, case_config(name)) for name in options.models]:
         if config.kind != "image":
             raise PatchloomError(f"{config.name} is a network of {config.kind}: bench measures networks of images.")
         for size in options.sizes or [config.img_size[0]]:
             for depth in options.depths or [None]:
-                yield config.name, size, depth
+                yield name, size, depth
 
 
 def _measured(cases: list[tuple[str, int, int | None]], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
