@@ -47,7 +47,10 @@ def run(folder: Path, tmp_path_factory) -> Path:
         (["evaluate", "nowhere", "digits"], "nowhere"),
         (["predict", "nowhere", "x.png"], "nowhere"),
         (["train", "digits", *TINY, "finish.epochs=1", "--out", "x"], "--finish R"),
-        (["train", "digits", *TINY, "--finish", "24", "finish.model.depth=7", "--out", "x"], "of the first"),
+        (
+            ["train", "digits", *TINY, "--finish", "24", "finish.model.depth=7", "--out", "x"],
+            "not its model or image size",
+        ),
         (["train", "digits", *TINY, "--finish", "24", "--out", ""], "name of a folder"),
         (
             ["distill", "t", "digits", *TINY, "model.distilled=false", "--how", "token", "--out", "x"],

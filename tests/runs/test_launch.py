@@ -346,5 +346,5 @@ def test_predictions_in_order_with_bad_files_among_them(straight: Run, tmp_path:
         straight.folder, [str(tmp_path / "*.png"), tmp_path / "no.png", tmp_path / "empty", "*.xyz"]
     )
     assert ["error" in row for row in rows] == [False, False, True, False, True, True, True]
-    with pytest.raises(PatchloomError, match="At least one"):
+    with pytest.raises(PatchloomError, match="at least 1, not 0"):
         patchloom.predict(straight.folder, tmp_path, top=0)

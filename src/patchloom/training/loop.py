@@ -31,7 +31,7 @@ from patchloom.training.checks import check_equal_states, check_losses, check_me
 from patchloom.training.counters import Counters
 from patchloom.training.optimizers import make_optimizer
 from patchloom.training.precision import autocast, check_precision
-from patchloom.training.processes import Processes
+from patchloom.training.processes import Processes, data_parallel
 from patchloom.training.progress import Progress
 from patchloom.training.run import Run
 from patchloom.training.schedule import learning_rate, total_steps, warmup_warning, weight_decay
@@ -125,8 +125,7 @@ class Loop:
         engine = _Losses(self.task)
         if self.processes.count == 1 or self.sharded:
             return engine
-        # buffers: statistics are averaged after every step, and memories may differ from process to process
-        return DistributedDataParallel(engine, broadcast_buffers=False)
+        return data_parallel(engine)
 
     # The state
 
@@ -280,7 +279,7 @@ class Loop:
         self.scaler.update()
         self.counters.count(losses, loss, weight)
         self.progress.count(everywhere)
-        # DDP does not share buffers here (see `_make_engine`): each process has the statistics of its own images.
+        # DDP does not share buffers here (see `data_parallel`): each process has the statistics of its own images.
         self.processes.average(buffer for buffer in norm_statistics(self.modules) if buffer.is_floating_point())
         self.task.after_step(self.counters.step)
         if self.average:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from patchloom.devices import Device, choose_device, make_current, process_backend, supports
 
@@ -112,6 +114,15 @@ def join_processes(device: Device = "auto") -> Processes:
     if count > 1 and not dist.is_initialized():
         dist.init_process_group(process_backend(chosen))
     return Processes(rank, count, chosen)
+
+
+def data_parallel(module: nn.Module) -> DistributedDataParallel:
+    """The module with an all-reduce of its gradients. Buffers stay as they are: the loop averages statistics after
+    every step, and memories may differ from process to process."""
+    with warnings.catch_warnings():
+        # Deprecated since torch 2.13, which has no other way yet to leave buffers out of the first synchronisation.
+        warnings.simplefilter("ignore", FutureWarning)
+        return DistributedDataParallel(module, broadcast_buffers=False)
 
 
 def restarted(processes: Processes) -> bool:

@@ -41,6 +41,7 @@ def plan_translation(
     """
     check_place("data", data)
     check_place("model", model)
+    options = checked_options(options or {})
     languages, config = parse_pair(pair), _text_config(model)
     notes: list[str] = []
     folder, opened = str(Path(data).absolute()), Opened()
@@ -50,8 +51,8 @@ def plan_translation(
     chosen = choose_recipe(recipe, TranslationOptions)
     if "batch_size" in (changes or {}):
         raise PatchloomError("Batches of translation are counted in tokens: set batch_tokens, not batch_size.")
-    if "vocab_size" in (options or {}):
-        wanted = (options or {})["vocab_size"]
+    if "vocab_size" in options:
+        wanted = options["vocab_size"]
         raise PatchloomError(f"The vocabulary decides vocab_size: set vocabulary={wanted}, or give --vocabulary FILE.")
     resolved, changed = apply_changes(for_target(chosen, languages[1]), changes or {})
     if resolved.shard != "none":  # generation calls parts of the network that only a whole network has in one place
@@ -64,7 +65,7 @@ def plan_translation(
             f"vocabulary={resolved.vocabulary} is for one that is trained, and {vocabulary} is one: give one of them."
         )
     file = None if vocabulary is None else str(Path(vocabulary).absolute())
-    task = TranslationRunConfig(folder, pair, config, checked_options(options or {}), file)
+    task = TranslationRunConfig(folder, pair, config, options, file)
     task.network_config(resolved, config.vocab_size)  # refuses what cannot be built
     return RunConfig(find_task("translation"), task, resolved, (*notes, *changed), opened)
 
