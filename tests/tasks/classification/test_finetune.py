@@ -164,6 +164,18 @@ def test_a_head_may_learn_faster_than_the_rest(tmp_path: Path) -> None:
     assert far["head.weight"] > 100 * max(value for name, value in far.items() if not name.startswith("head"))
 
 
+def test_a_new_head_at_a_rate_for_another_resolution_is_noted(tmp_path: Path) -> None:
+    base = tmp_path / "base.safetensors"
+    patchloom.save(patchloom.create_model("deit_nano", num_classes=3, img_size=16, depth=1), base)
+
+    def notes(recipe: str | None, **changes: float) -> str:
+        return " ".join(plan_finetuning(base, "digits", recipe, changes, {}).notes)
+
+    assert "The head is new" in notes("deit_finetune@small")
+    assert "The head is new" not in notes("deit_finetune@small", head_lr=5e-3)
+    assert "The head is new" not in notes(None)
+
+
 @pytest.mark.parametrize("task", ["attention", "distilled"])
 def test_a_cut_run_goes_on_to_the_same_bits_without_its_base(task: str, tmp_path: Path, monkeypatch) -> None:
     base = base_of("deit_nano", tmp_path, distilled=task == "distilled")

@@ -38,6 +38,7 @@ Place = str | PathLike[str]
 # options of the network that its weights do not decide
 _OF_THE_RUN = ("head", "drop_path", "drop_path_decay", "dropout", "queries")
 _SMALLEST_PATCH = 8  # of the papers' networks
+_SLOW = 5e-5  # rates below it suit a change of resolution, and hardly move a new head
 
 
 def plan_training(
@@ -198,4 +199,17 @@ def plan_finetuning(
         notes.append(f"The recipe is {chosen}; --recipe takes another.")
     plan = plan_training(data, network.config, chosen, changes, own, labels, start, distillation, splits=splits)
     tuned_parameters(network, plan.recipe.tune)  # refuses what the network does not have
+    if start.class_names is None:
+        notes += _slow_head(plan.recipe)
     return dataclasses.replace(plan, notes=(*notes, *plan.notes), opened=opened)
+
+
+def _slow_head(recipe: Recipe) -> list[str]:
+    """What to say of a new head at a rate that would leave it near its random start."""
+    rate = recipe.lr if recipe.head_lr is None else recipe.head_lr
+    if rate >= _SLOW:
+        return []
+    return [
+        f"The head is new, and {recipe.name} trains it at a learning rate of {rate:.3g}, which suits a change of "
+        "resolution with the same classes. head_lr=5e-3 trains it faster; --recipe new_classes does so for new classes."
+    ]
