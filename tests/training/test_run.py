@@ -71,7 +71,7 @@ def test_edited_settings_are_told_with_the_difference_and_those_without_effect_a
     begun = Run(tmp_path, settings)
     begun.create({"data": {}})
     identity = begun.identity()
-    Run(tmp_path, {**settings, "betas": [0.9, 0.99], "workers": 0, "later_field": 1}).check_unedited(identity)
+    Run(tmp_path, {**settings, "betas": [0.9, 0.99], "workers": 0}).check_unedited(identity)
     with pytest.raises(PatchloomError, match="seed is 4, was 3; epochs is 6, was 5"):
         Run(tmp_path, {**settings, "seed": 4, "epochs": 6}).check_unedited(identity)
     begun.extend(6)
@@ -79,6 +79,16 @@ def test_edited_settings_are_told_with_the_difference_and_those_without_effect_a
     with pytest.raises(PatchloomError, match="epochs is 7, was 5"):
         Run(tmp_path, {**settings, "epochs": 7}).check_unedited(identity)
     Run(tmp_path, {"seed": 9}).check_unedited({})  # a checkpoint of an earlier version
+
+
+def test_a_line_that_was_added_is_told_and_checkpoints_without_settings_allow_any(tmp_path: Path) -> None:
+    run = Run(tmp_path, {"epochs": 2, "lr": 1.0})
+    run.create({"data": {}})
+    identity = run.identity()
+    run.settings = {**run.settings, "learning_rate": 0.3, "log": None}
+    with pytest.raises(PatchloomError, match=r"edited after the run began: learning_rate is 0\.3, was not there\. Put"):
+        run.check_unedited(identity)
+    run.check_unedited({})
 
 
 def test_settings_of_two_versions_are_compared_in_the_form_of_this_one(tmp_path: Path) -> None:

@@ -136,7 +136,9 @@ class Run:
         known = current(identity.get("settings") or {})
         if self.settings.get("epochs") in self.environment().get("extended", []):
             known["epochs"] = self.settings["epochs"]
-        if edited := _differences(known, current(self.settings)):
+        now = current(self.settings)
+        added = [key for key in now if identity.get("settings") and key not in known and key not in _FREE]
+        if edited := [*_differences(known, now), *(f"{key} is {json.dumps(now[key])}, was not there" for key in added)]:
             raise PatchloomError(
                 f"{self.folder / 'recipe.yaml'} was edited after the run began: {'; '.join(edited)}. Put the old "
                 "values back to resume it, or start another run."
