@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,10 @@ def test_nothing_is_measured_before_every_case_is_known_to_be_one(
     ):
         damaged.write_text(json.dumps({"rows": rows}))
         assert told in refused(capsys, "deit_nano", "--compare", str(damaged), *QUICK)
+    damaged.write_text("[" * 100_000)
+    assert "not a file" in refused(capsys, "deit_nano", "--compare", str(damaged), *QUICK)
+    os.mkfifo(tmp_path / "fifo.json")
+    assert "it is a FIFO" in refused(capsys, "deit_nano", "--compare", str(tmp_path / "fifo.json"), *QUICK)
 
 
 def test_more_images_than_memory_has_room_for(capsys: pytest.CaptureFixture[str]) -> None:

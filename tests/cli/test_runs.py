@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -179,3 +180,51 @@ def test_exit_codes_are_documented_as_they_are(capsys) -> None:
     for code, meaning in EXIT_CODES.items():
         assert f"| {code} | {meaning} |" in page
         assert f"{code}  {meaning}" in shown
+
+
+@pytest.mark.parametrize(
+    ("file", "values"),
+    [
+        ("log.jsonl", {"epoch": float("inf")}),
+        ("log.jsonl", {"epoch": float("nan")}),
+        ("log.jsonl", {"step": "5"}),
+        ("log.jsonl", {"lr": "x"}),
+        ("log.jsonl", {"top1_interval": "x"}),
+        ("recipe.yaml", {"sources": [1]}),
+        ("recipe.yaml", {"sources": {"seed": 5}}),
+        ("recipe.yaml", {"model_options": [3]}),
+        ("recipe.yaml", {"steps": "x"}),
+        ("recipe.yaml", {"recipe_name": ["x"]}),
+        ("recipe.yaml", {"model": {"name": 5}}),
+    ],
+)
+def test_one_damaged_run_does_not_hide_the_others(file: str, values: dict, runs: Path, tmp_path: Path, capsys) -> None:
+    broken = shutil.copytree(runs / "deep" / "finished", tmp_path / "broken")
+    path = broken / file
+    if file == "log.jsonl":
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+        path.write_text("".join(json.dumps({**record, **values}) + "\n" for record in records))
+    else:
+        kept = [line for line in path.read_text().splitlines() if line.partition(":")[0] not in values]
+        path.write_text("\n".join([*kept, *(f"{key}: {json.dumps(value)}" for key, value in values.items())]) + "\n")
+    rows = listed(capsys, tmp_path, runs / "deep")
+    assert {name: row["status"] for name, row in rows.items()} == {"broken": "damaged", "finished": "finished"}
+    for words in ([str(broken)], [str(tmp_path), "--csv", str(tmp_path / "t.csv"), "--html", str(tmp_path / "t.html")]):
+        main(["runs", *words])
+        shown = capsys.readouterr().out
+        assert "damaged" in shown
+        assert file in shown
+
+
+@pytest.mark.parametrize("kind", ["fifo", "zero", "list"])
+def test_an_export_that_is_no_file_of_ours_delays_no_list(kind: str, runs: Path, tmp_path: Path, capsys) -> None:
+    shutil.copytree(runs / "deep" / "finished", tmp_path / "run")
+    path = tmp_path / "run" / "export" / "model.json"
+    path.unlink()
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "zero":
+        path.symlink_to("/dev/zero")
+    else:
+        path.write_text("[]")
+    assert listed(capsys, tmp_path)["run"]["status"] == "interrupted"

@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 import patchloom
+from patchloom.data.opening import open_source
 from patchloom.errors import PatchloomError
 from patchloom.training.run import Run
 
@@ -175,6 +176,50 @@ def test_a_process_that_loses_its_loader_worker_costs_no_step(shard: str, tmp_pa
     step = int(stopped[0][0])
     assert step > 0
     assert next((out / "checkpoints").glob(f"step-{step:08d}.*"))
+
+
+@pytest.mark.parametrize("shard", ["none", "full"])
+def test_an_image_that_one_process_cannot_read_in_an_evaluation_stops_all_with_a_message(
+    shard: str, tmp_path: Path
+) -> None:
+    digits = open_source("digits")
+    for i, item in enumerate(digits.splits["train"][:60]):
+        path = tmp_path / "photos" / ("val" if i >= 48 else "train") / str(i % 2) / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        digits.read(item).save(path)
+    out, words = tmp_path / "run", [*WORDS[1:], "batch_size=24", "epochs=40", "eval_every=40 epochs", f"shard={shard}"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    started = subprocess.Popen(
+        [*launcher, "-m", "patchloom", "train", str(tmp_path / "photos"), *words, "--out", str(out)],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        limit = time.time() + 120
+        while not (out / "recipe.yaml").exists() and time.time() < limit:
+            time.sleep(0.01)
+        (tmp_path / "photos" / "val" / "0" / "50.png").unlink()
+        _, said = started.communicate(timeout=120)
+    finally:
+        started.terminate()  # torchrun ends its processes
+        started.wait()
+    stopped = re.findall(r"patchloom: Training stopped at step 80, everything saved: (.*)\. `patchloom resume", said)
+    assert sorted(reason.partition("50.png ")[2] or reason for reason in stopped) == [
+        "another process cannot read its batch", "cannot be read as an image: No such file or directory"
+    ], said[-3000:]  # fmt: skip
+    assert "[rank" not in said  # how torch begins the lines of a traceback
+    assert next((out / "checkpoints").glob("step-00000080.*"))
+
+
+def test_two_processes_that_are_refused_a_folder_say_so_without_a_traceback(tmp_path: Path) -> None:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    with Run(tmp_path / "run", {}).locked():
+        done = subprocess.run(
+            [*launcher, "-m", "patchloom", "train", *WORDS, "epochs=1", "--out", str(tmp_path / "run")],
+            capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+    assert f"patchloom: Another process is training in {tmp_path / 'run'}." in done.stderr
+    assert "[rank" not in done.stderr, done.stderr[-3000:]
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [".lock"]
 
 
 def _loader_worker(launcher: subprocess.Popen[str], rank: int) -> int:

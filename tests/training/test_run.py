@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import platform
 import re
@@ -13,12 +14,13 @@ from pathlib import Path
 import pytest
 
 from patchloom import temporary
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, StoppedError
 from patchloom.temporary import write_text
-from patchloom.training.checkpoints import Checkpoints
+from patchloom.training.checkpoints import Checkpoints, read_checkpoint
 from patchloom.training.failures import read_failure
+from patchloom.training.processes import Processes
 from patchloom.training.run import Run
-from patchloom.weights.files import kept_checkpoints
+from patchloom.weights.files import CHECKPOINT_KEY, digest, kept_checkpoints, write_tensors
 
 
 def test_the_lock_empties_no_file_and_follows_no_link(tmp_path: Path) -> None:
@@ -69,7 +71,7 @@ def test_edited_settings_are_told_with_the_difference_and_those_without_effect_a
     begun = Run(tmp_path, settings)
     begun.create({"data": {}})
     identity = begun.identity()
-    Run(tmp_path, {**settings, "betas": [0.9, 0.99], "workers": 0, "later_field": 1}).check_unedited(identity)
+    Run(tmp_path, {**settings, "betas": [0.9, 0.99], "workers": 0}).check_unedited(identity)
     with pytest.raises(PatchloomError, match="seed is 4, was 3; epochs is 6, was 5"):
         Run(tmp_path, {**settings, "seed": 4, "epochs": 6}).check_unedited(identity)
     begun.extend(6)
@@ -77,6 +79,16 @@ def test_edited_settings_are_told_with_the_difference_and_those_without_effect_a
     with pytest.raises(PatchloomError, match="epochs is 7, was 5"):
         Run(tmp_path, {**settings, "epochs": 7}).check_unedited(identity)
     Run(tmp_path, {"seed": 9}).check_unedited({})  # a checkpoint of an earlier version
+
+
+def test_a_line_that_was_added_is_told_and_checkpoints_without_settings_allow_any(tmp_path: Path) -> None:
+    run = Run(tmp_path, {"epochs": 2, "lr": 1.0})
+    run.create({"data": {}})
+    identity = run.identity()
+    run.settings = {**run.settings, "learning_rate": 0.3, "log": None}
+    with pytest.raises(PatchloomError, match=r"edited after the run began: learning_rate is 0\.3, was not there\. Put"):
+        run.check_unedited(identity)
+    run.check_unedited({})
 
 
 def test_settings_of_two_versions_are_compared_in_the_form_of_this_one(tmp_path: Path) -> None:
@@ -110,6 +122,47 @@ def test_what_killed_processes_left_is_removed_by_the_next_that_writes(tmp_path:
     left.mkdir()
     assert temporary.aside(tmp_path / "recipe.yaml").name == f".recipe.yaml.{host}-{os.getpid()}"
     assert not left.exists()
+
+
+def test_what_a_killed_run_left_is_removed_when_it_is_resumed(tmp_path: Path) -> None:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    (tmp_path / "export").mkdir()
+    names = (".failure.json", ".report.html", "export/.model.safetensors")
+    left = [tmp_path / f"{name}.{temporary._HOST}-{dead.pid}" for name in names]
+    kept = [tmp_path / ".notes", tmp_path / f".report.html.{temporary._HOST}-{os.getppid()}"]
+    for path in (*left, *kept):
+        path.touch()
+    Run(tmp_path, {"epochs": 1}).renew()
+    assert not [path for path in left if path.exists()]
+    assert all(path.exists() for path in kept)
+
+
+def test_a_file_system_without_locks_is_not_taken_for_another_process(tmp_path: Path, monkeypatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(PatchloomError, match=r"cannot be locked: No locks available"), Run(tmp_path, {}).locked():
+        pass
+
+
+def test_metadata_of_a_checkpoint_that_is_nested_too_deeply_is_damaged(tmp_path: Path) -> None:
+    path, info = tmp_path / "step-00000001.safetensors", "[" * 100_000
+    write_tensors(path, {}, {CHECKPOINT_KEY: info, "sha256": digest(info, {})})
+    with pytest.raises(PatchloomError, match="damaged: it is nested too deeply"):
+        read_checkpoint(path)
+
+
+def test_a_lost_process_is_a_message_and_other_errors_stay() -> None:
+    lost = RuntimeError("[gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:58574: Connection reset by peer.")
+    message = r"Another process of this run ended.* `resume`"
+    with pytest.raises(StoppedError, match=message), Processes(1, 2).notice_loss("`resume` continues it."):
+        raise lost
+    for count, error in ((1, lost), (2, RuntimeError("mat1 and mat2 shapes cannot be multiplied"))):
+        with pytest.raises(RuntimeError) as caught, Processes(0, count).notice_loss(""):
+            raise error
+        assert caught.value is error
 
 
 def test_a_fifo_in_the_place_of_a_checkpoint_or_a_failure_blocks_nothing(tmp_path: Path) -> None:

@@ -16,8 +16,10 @@ from patchloom.benching.timing import copy_rate, gemm_rate
 from patchloom.devices import Device, choose_device, device_name
 from patchloom.errors import PatchloomError
 from patchloom.kernels.native import why_not
+from patchloom.reading import parse_json, read_file
 from patchloom.temporary import write_text
 
+_MOST = 1 << 26  # bytes of a file of measurements
 # Noise bands: how far a metric may fall below the recorded value, as a fraction; negative for metrics where lower is
 # better, which may rise as far. glibc returns memory more or less often in different processes, which changes the time
 # of a peer by a quarter; the share of a matrix product in the same rounds varies by less than a tenth.
@@ -76,7 +78,7 @@ def write_records(rows: Sequence[Row], machine: Mapping[str, Any], path: Path) -
 def read_records(path: str | Path) -> list[Row]:
     """The rows of a file of `write_records` that have metrics to compare; raises PatchloomError for other files."""
     try:
-        rows = json.loads(Path(path).read_text())["rows"]
+        rows = parse_json(read_file(path, _MOST))["rows"]
         found = [row for row in rows if {_case(row)} and _metrics(row)]  # a set, to fail here if a case is not hashable
         if not all(isinstance(value, int | float) for row in found for value in _metrics(row).values()):
             raise TypeError

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from os import PathLike
 from pathlib import Path
 from shlex import quote
@@ -23,7 +23,7 @@ from patchloom.training.checkpoints import State, read_checkpoint
 from patchloom.training.failures import noted_failure
 from patchloom.training.loggers import check_log, open_loggers
 from patchloom.training.loop import Loop
-from patchloom.training.processes import join_processes, restarted
+from patchloom.training.processes import Processes, join_processes, restarted
 from patchloom.training.run import Run, packages
 from patchloom.weights.files import kept_checkpoints
 
@@ -75,8 +75,7 @@ def launch(
 def start_task(run: Run, loop: Loop, second_stage: bool = False) -> Run:
     """Begin the folder of a run and train. The loop exists before anything is written: it refuses what cannot be."""
     processes = loop.processes
-    processes.wait()
-    with run.locked() if processes.is_main_process else nullcontext():
+    with processes.notice_loss(run.continuation), _held(run, processes):
         if processes.is_main_process:
             check_free(run.folder, second_stage)  # again: another process may have begun a run here meanwhile
             metric = loop.task.metric and dataclasses.asdict(loop.task.metric)
@@ -115,7 +114,7 @@ def resume(
 def continue_task(run: Run, loop: Loop, settings: Mapping[str, Any], extended: bool = False) -> Run:
     """Restore the last checkpoint and train on; `settings` replace those of recipe.yaml once it is known to fit."""
     processes, console = loop.processes, loop.console
-    with run.locked() if processes.is_main_process else nullcontext():
+    with processes.notice_loss(run.continuation), _held(run, processes):
         # The checkpoint's own versions win; environment.json stands in before the first checkpoint.
         identity = {"packages": run.environment().get("packages")} | _restore(run, loop)
         _report_versions(identity["packages"] or {}, console)
@@ -130,6 +129,22 @@ def continue_task(run: Run, loop: Loop, settings: Mapping[str, Any], extended: b
         if extended and processes.is_main_process:
             run.extend(loop.recipe.epochs)
         return _train(run, loop)
+
+
+@contextmanager
+def _held(run: Run, processes: Processes) -> Iterator[None]:
+    """The lock of the run folder, which the main process takes; if it cannot, all raise its error."""
+    with ExitStack() as stack:
+        problem = None
+        if processes.is_main_process:
+            try:
+                stack.enter_context(run.locked())
+            except PatchloomError as error:
+                problem = error
+        text = processes.gather(problem and str(problem))[0]
+        if text is not None:
+            raise problem or PatchloomError(text)
+        yield
 
 
 def read_config(run: Run) -> RunConfig:
@@ -188,7 +203,7 @@ def _train(run: Run, loop: Loop) -> Run:
         run.loggers = open_loggers(run.folder, run.settings, loop.counters.step)
     processes.wait()
     try:
-        with noted_failure(run.folder, processes.is_main_process):
+        with noted_failure(run.folder, processes.is_main_process), processes.notice_loss(run.continuation):
             _fit_and_finish(run, loop)
     finally:
         run.checkpoints.release()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import fcntl
 import io
-import json
+import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from patchloom.errors import PatchloomError
+from patchloom.reading import read_json
 from patchloom.recipes.changes import is_set_for_run
 from patchloom.tasks.registry import find_task
 from patchloom.temporary import write_text
@@ -25,6 +26,10 @@ from patchloom.training.task import Metric
 
 KEYS = ("run", "task", "model", "recipe", "changes", "epochs", "metric", "last", "best", "seconds", "status")
 _FILES = ("recipe.yaml", "log.jsonl", "environment.json")  # one of them makes a folder a run
+_TYPES = {  # settings that the list shows; old or other kinds of runs lack some
+    "task": str, "recipe_name": str, "epochs": int, "steps": int | None, "sources": dict | None,
+    "model_options": dict | None,
+}  # fmt: skip
 _INSIDE = ("checkpoints", "export", "tensorboard")  # folders of a run
 
 
@@ -155,18 +160,29 @@ def read_run(folder: Path) -> RunInfo:
 
 
 def _check(settings: dict[str, Any], path: Path) -> None:
-    model, known = settings.get("model"), ("task", "recipe_name", "epochs")
-    missing = [name for name in known if name not in settings]
-    if missing or not isinstance(model, dict) or not isinstance(settings["epochs"], int):
-        raise PatchloomError(f"{path} is damaged: {', '.join(missing) or 'a setting'} is missing or wrong.")
+    missing = [name for name in ("task", "recipe_name", "epochs") if name not in settings]
+    wrong = [name for name, kind in _TYPES.items() if name in settings and not isinstance(settings[name], kind)]
+    model, sources = settings.get("model"), settings.get("sources") or {}
+    if not isinstance(model, dict) or not isinstance(model.get("name"), str | None):
+        wrong.append("model")
+    if isinstance(sources, dict) and not all(isinstance(source, str) for source in sources.values()):
+        wrong.append("sources")
+    if missing or wrong:
+        raise PatchloomError(f"{path} is damaged: {', '.join([*missing, *wrong])} is missing or wrong.")
     find_task(settings["task"])  # one of a newer version is refused
 
 
 def _checked(row: dict[str, Any], run: Run) -> dict[str, Any]:
-    names = _metric_names(find_task(run.settings["task"]).metric)
-    numbers = [row.get("epoch"), *(row[name] for name in names if name in row)]
-    if not all(isinstance(number, int | float) for number in numbers):
-        raise PatchloomError(f"{run.folder / 'log.jsonl'} is damaged: a record has no epoch or no number.")
+    """A record whose values the list can show."""
+    spec, path = find_task(run.settings["task"]), run.folder / "log.jsonl"
+    names = {*_metric_names(spec.metric), *spec.curves, "lr"} & set(row)
+    numbers = [row.get("epoch"), row.get("step"), *(row[name] for name in names)]
+    if not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
+        raise PatchloomError(f"{path} is damaged: a record has no epoch or no step, or a value is not a number.")
+    try:
+        spec.summary(row)
+    except (TypeError, ValueError, KeyError) as error:
+        raise PatchloomError(f"{path} is damaged: a record cannot be shown ({error!r}).") from error
     return row
 
 
@@ -217,8 +233,8 @@ def _trained(record: dict[str, Any], settings: dict[str, Any]) -> bool:
 def _exported(info: RunInfo) -> bool:
     """Whether export and report are there, and are those of the last epoch."""
     try:
-        step = json.loads((info.folder / "export" / "model.json").read_text(encoding="utf-8"))["step"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        step = read_json(info.folder / "export" / "model.json")["step"]
+    except (PatchloomError, KeyError, TypeError):
         return False
     return bool(step == info.records[-1]["step"]) and (info.folder / "report.html").is_file()
 

@@ -25,6 +25,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from patchloom.errors import PatchloomError, StoppedError
+from patchloom.reading import parse_json
 from patchloom.temporary import sync
 from patchloom.training.sharding import is_sharded
 from patchloom.weights.files import CHECKPOINT_KEY, digest, kept_checkpoints, write_tensors
@@ -268,6 +269,6 @@ def read_checkpoint(path: Path, empty: Callable[[str, torch.Size], Tensor | None
         info = metadata[CHECKPOINT_KEY]
         if metadata["sha256"] != digest(info, tensors):
             raise ValueError("its digest does not fit its content")
-        return State(tensors, json.loads(info))
+        return State(tensors, parse_json(info))
     except (SafetensorError, KeyError, ValueError, OSError) as error:
         raise PatchloomError(f"The checkpoint {path.name} is damaged: {error}.") from error

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -14,6 +16,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from patchloom.devices import Device, choose_device, make_current, process_backend, supports
+from patchloom.errors import PatchloomError, StoppedError
+
+T = TypeVar("T")
+_LOST = re.compile(
+    r"Connection (reset|closed|refused)|Broken pipe|Socket closed", re.IGNORECASE
+)  # of gloo and TCPStore
 
 
 @dataclass(frozen=True)
@@ -97,6 +105,39 @@ class Processes:
             dist.all_reduce(flat)
             for tensor, mean in zip(several, (flat / self.count).split([t.numel() for t in several]), strict=True):
                 tensor.copy_(mean.view_as(tensor))
+
+    def together(self, batches: Iterator[T]) -> Iterator[T]:
+        """Batches that every process reads for itself, equally many in each. If one cannot read its next one, all raise
+        a `PatchloomError`: those that went on alone would wait for it in their next all-reduce."""
+        end = object()
+        while True:
+            batch: Any = end
+            problem: PatchloomError | None = None
+            try:
+                batch = next(batches, end)
+            except PatchloomError as error:
+                problem = error
+            failed = self.any(problem is not None)[0]
+            if problem is not None:
+                raise problem
+            if failed:
+                raise PatchloomError("another process cannot read its batch")
+            if batch is end:
+                return
+            yield batch
+
+    @contextmanager
+    def notice_loss(self, consequence: str) -> Iterator[None]:
+        """Raise a `StoppedError` that ends with `consequence` where torch cannot reach another process any more.
+
+        A full disk, or a lock that is taken, ends the main process only; kill -9 ends any. The others notice it in
+        their next all-reduce, wherever that is."""
+        try:
+            yield
+        except RuntimeError as error:
+            if self.count == 1 or not _LOST.search(str(error)):
+                raise
+            raise StoppedError(f"Another process of this run ended; its own message says why. {consequence}") from error
 
     def wait(self) -> None:
         """Until every process is here."""

@@ -31,7 +31,7 @@ import torch
 from patchloom.devices import available_devices, device_name
 from patchloom.errors import PatchloomError, StoppedError
 from patchloom.reading import parse_json, read_file
-from patchloom.temporary import write_text
+from patchloom.temporary import sweep, write_text
 from patchloom.training.checkpoints import Checkpoints
 from patchloom.training.loggers import Logger
 
@@ -93,12 +93,10 @@ class Run:
             if path.is_symlink():
                 raise PatchloomError(f"{path} is a link, which is not followed: remove it.") from error
             raise PatchloomError(f"{self.folder} cannot be written: {error}.") from error
-        if not _lock(handle):
-            # Closing releases the lock. The kernel does the same for a process that is killed, so a lock is never
-            # stale.
-            os.close(handle)
-            raise PatchloomError(f"Another process is training in {self.folder}.")
+        # Closing releases the lock. The kernel does the same for a process that is killed, so a lock is never stale.
         try:
+            if not _lock(handle, path):
+                raise PatchloomError(f"Another process is training in {self.folder}.")
             yield
         finally:
             os.close(handle)
@@ -138,7 +136,9 @@ class Run:
         known = current(identity.get("settings") or {})
         if self.settings.get("epochs") in self.environment().get("extended", []):
             known["epochs"] = self.settings["epochs"]
-        if edited := _differences(known, current(self.settings)):
+        now = current(self.settings)
+        added = [key for key in now if identity.get("settings") and key not in known and key not in _FREE]
+        if edited := [*_differences(known, now), *(f"{key} is {json.dumps(now[key])}, was not there" for key in added)]:
             raise PatchloomError(
                 f"{self.folder / 'recipe.yaml'} was edited after the run began: {'; '.join(edited)}. Put the old "
                 "values back to resume it, or start another run."
@@ -149,9 +149,11 @@ class Run:
         return _differences(self.settings, settings)
 
     def renew(self) -> None:
-        """Write recipe.yaml again, and cut off the half line that a killed process may have left in the log."""
+        """Write recipe.yaml again, and remove what killed processes left: temporary files, half a line of the log."""
         log = self.folder / "log.jsonl"
         try:
+            for folder in (self.folder, self.folder / "export"):
+                sweep(folder, ".+")
             self._write_settings()
             # A record is complete if it ends with a newline; the checkpoint that the run resumes from writes it again.
             if log.exists() and not (text := read_file(log, _MOST)).endswith(b"\n"):
@@ -200,7 +202,7 @@ def folders_of(place: Path) -> tuple[Path, ...]:
     return (place, *place.parents[:2])
 
 
-def _lock(handle: int) -> bool:
+def _lock(handle: int, place: Path) -> bool:
     """Take the lock of an open file, trying for half a second: `patchloom runs` holds it for a moment to see whether it
     is free."""
     for _ in range(10):
@@ -208,8 +210,12 @@ def _lock(handle: int) -> bool:
             # flock, not a file with a process id: it is released by the kernel, and ids are reused.
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
-        except OSError:
+        except BlockingIOError:
             time.sleep(0.05)
+        except OSError as error:
+            raise PatchloomError(
+                f"{place} cannot be locked: {error.strerror}. Choose a folder on another disk."
+            ) from error
     return False
 
 

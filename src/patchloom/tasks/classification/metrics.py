@@ -128,7 +128,7 @@ def score(
         with closing(
             eval_batches(source, padded, items, preprocessing, batch, workers, pins_memory(processes.device))
         ) as batches:
-            for images, targets in batches:
+            for images, targets in processes.together(batches):
                 x = to_input(images, preprocessing, processes.device)
                 rows.append(_rows((forward or network)(x).float(), to_device(targets, processes.device)))
                 after_batch()

@@ -101,7 +101,7 @@ class Supervised(Task):
         loss, right, count = 0.0, 0, 0
         classes = True
         with closing(self._load(self.held_out, padded)) as batches:
-            for i, batch in enumerate(batches):
+            for i, batch in enumerate(self.processes.together(batches)):
                 inputs, targets = to_device(batch, self.processes.device)
                 samples = len(inputs)
                 outputs = self._forward(model, inputs)

@@ -42,7 +42,7 @@ def embed_items(
     with closing(
         eval_batches(source, padded, items, preprocessing, batch, workers, pins_memory(processes.device))
     ) as batches:
-        for images, _ in batches:
+        for images, _ in processes.together(batches):
             rows.append(normalise(network.embed(to_input(images, preprocessing, processes.device))).cpu())
             after_batch()
     parts = processes.gather(torch.cat(rows)[: len(mine)])
