@@ -93,6 +93,9 @@ def test_the_choice_follows_size_and_number_of_the_images(tmp_path: Path) -> Non
     assert (many.model, many.recipe, many.settings) == ("deit_small", "deit", ("accumulate=16",))
     with pytest.raises(PatchloomError, match="diet"):
         choose(photos, recipe="diet")
+    for empty in ({"model": ""}, {"recipe": ""}):
+        with pytest.raises(PatchloomError, match="''"):
+            choose(photos, **empty)
 
 
 def test_equal_images_on_both_sides_and_few_held_out_images_are_told(tmp_path: Path, capsys) -> None:

@@ -55,15 +55,15 @@ def choose(
     source = (opened or Opened()).keep(open_source, absolute_place(data), labels)
     count, side = len(source.items()), median_side(source)
     # A model decides its family; without one the recipe does, and without both DeiT.
-    family = find_config(model).family if model else _family_of(recipe or "deit")
+    family = _family_of("deit" if recipe is None else recipe) if model is None else find_config(model).family
     few = side <= SMALL_SIDE or count < FEW_IMAGES
     size = 0 if side <= SMALL_SIDE else 1 if few else 2
-    chosen = recipe or _RECIPES.get(family, "deit") + SUFFIX * few
+    chosen = _RECIPES.get(family, "deit") + SUFFIX * few if recipe is None else recipe
     batch = find_recipe(chosen).batch_size
     # The effective batch stays the recipe's: its learning rate was tuned for it.
     settings = () if recipe or batch <= _ACCUMULATED else (f"accumulate={batch // _ACCUMULATED}",)
     reason = f"{count} images, the median of their shorter sides {side:g} pixels"
-    return Choice(model or _MODELS[family][size], chosen, settings, reason)
+    return Choice(_MODELS[family][size] if model is None else model, chosen, settings, reason)
 
 
 def _family_of(recipe: str) -> str:
