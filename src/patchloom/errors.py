@@ -64,6 +64,15 @@ def errors_in(part: str) -> Iterator[None]:
         raise PatchloomError(f"{part} raised {type(error).__name__}: {error}") from error
 
 
+@contextmanager
+def errors_in_writing(place: object, kind: type[PatchloomError] = PatchloomError) -> Iterator[None]:
+    """Raise an OSError as a PatchloomError (or another `kind`): `place` cannot be written, and why."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{place} cannot be written: {error.strerror or error}.") from error
+
+
 def check_place(name: str, value: object) -> None:
     """Refuse an argument that is neither a name nor a path, before anything is opened."""
     if not isinstance(value, str | PathLike):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, errors_in_writing
 from patchloom.install import install_hint
 
 if TYPE_CHECKING:
@@ -33,7 +33,5 @@ def check_figure_path(path: Path) -> None:
 def save_figure(figure: Figure, path: Path) -> None:
     """Write a figure as .png, .svg or .pdf, by the suffix of the path."""
     check_figure_path(path)
-    try:
+    with errors_in_writing(path):
         figure.savefig(path, dpi=120)
-    except OSError as error:
-        raise PatchloomError(f"{path} cannot be written: {error.strerror or error}.") from error

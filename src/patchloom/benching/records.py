@@ -14,9 +14,9 @@ import torch
 
 from patchloom.benching.timing import copy_rate, gemm_rate
 from patchloom.devices import Device, choose_device, device_name
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, errors_in_writing
 from patchloom.kernels.native import why_not
-from patchloom.temporary import write_text
+from patchloom.temporary import write_json
 
 # Noise bands: how far a metric may fall below the recorded value, as a fraction; negative for metrics where lower is
 # better, which may rise as far. glibc returns memory more or less often in different processes, which changes the time
@@ -67,10 +67,8 @@ def describe_run(machine: Mapping[str, Any], rounds: int) -> str:
 
 def write_records(rows: Sequence[Row], machine: Mapping[str, Any], path: Path) -> None:
     """Write rows and the description of the machine as JSON, atomically; raises PatchloomError if that fails."""
-    try:
-        write_text(path, json.dumps({"about": machine, "rows": rows}, indent=1) + "\n")
-    except OSError as error:
-        raise PatchloomError(f"{path} cannot be written ({error.strerror}).") from error
+    with errors_in_writing(path):
+        write_json(path, {"about": machine, "rows": rows})
 
 
 def read_records(path: str | Path) -> list[Row]:

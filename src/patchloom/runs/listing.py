@@ -14,7 +14,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, errors_in_writing
 from patchloom.recipes.changes import is_set_for_run
 from patchloom.tasks.registry import find_task
 from patchloom.temporary import write_text
@@ -245,7 +245,5 @@ def _word(value: Any) -> str:
 
 def write_file(path: Path, text: str) -> None:
     """`write_text` with the project's own error."""
-    try:
+    with errors_in_writing(path):
         write_text(path, text)
-    except OSError as error:
-        raise PatchloomError(f"{path} cannot be written: {error.strerror or error}.") from error

@@ -5,7 +5,6 @@ RUN/stages.json says what was asked for, RUN/low is the first run, RUN itself th
 
 from __future__ import annotations
 
-import json
 from os import PathLike
 from pathlib import Path
 from shlex import quote
@@ -13,12 +12,12 @@ from typing import Any
 
 from patchloom.console import Console
 from patchloom.devices import Device
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, errors_in_writing
 from patchloom.reading import read_json
 from patchloom.runs import launch as single
 from patchloom.runs.config import config_from_settings, settings_of
 from patchloom.tasks.spec import RunConfig, RunSequence
-from patchloom.temporary import write_text
+from patchloom.temporary import write_json
 from patchloom.training.processes import join_processes, restarted
 from patchloom.training.run import Run
 
@@ -63,10 +62,8 @@ def launch(
 def _begin(folder: Path, asked: dict[str, Any]) -> None:
     """Write what was asked for, where no other process has begun meanwhile."""
     single.check_free(folder)
-    try:
-        write_text(folder / single.STAGES, json.dumps(asked, indent=1) + "\n")
-    except OSError as error:
-        raise PatchloomError(f"{folder} cannot be written: {error}.") from error
+    with errors_in_writing(folder):
+        write_json(folder / single.STAGES, asked)
 
 
 def resume(

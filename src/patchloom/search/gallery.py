@@ -17,7 +17,7 @@ from PIL import Image
 from patchloom.data.images import as_picture
 from patchloom.data.opening import open_source
 from patchloom.data.sources import Item, Source
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, errors_in_writing
 from patchloom.pages import html_page
 from patchloom.reading import read_file
 
@@ -127,11 +127,9 @@ def write_sections(
 
 
 def _write(path: Path, title: str, body: str) -> None:
-    try:
+    with errors_in_writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(html_page(title, f"{_STYLE}<h1>{escape(title)}</h1>{body}"), encoding="utf-8")
-    except OSError as error:
-        raise PatchloomError(f"{path} cannot be written: {error.strerror or error}.") from error
 
 
 _STYLE = (

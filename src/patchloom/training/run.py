@@ -29,9 +29,9 @@ from typing import Any
 import torch
 
 from patchloom.devices import available_devices, device_name
-from patchloom.errors import PatchloomError, StoppedError
+from patchloom.errors import PatchloomError, StoppedError, errors_in_writing
 from patchloom.reading import parse_json, read_file
-from patchloom.temporary import write_text
+from patchloom.temporary import write_json, write_text
 from patchloom.training.checkpoints import Checkpoints
 from patchloom.training.loggers import Logger
 
@@ -58,11 +58,9 @@ class Run:
 
     def create(self, details: Mapping[str, Any]) -> None:
         """Begin the folder. recipe.yaml comes last: with it a run can be resumed."""
-        try:
-            write_text(self.folder / "environment.json", json.dumps({**describe_machine(), **details}, indent=1) + "\n")
+        with errors_in_writing(self.folder):
+            write_json(self.folder / "environment.json", {**describe_machine(), **details})
             self._write_settings()
-        except OSError as error:
-            raise PatchloomError(f"{self.folder} cannot be written: {error}.") from error
 
     @classmethod
     def open(cls, folder: Path) -> Run:
@@ -123,10 +121,8 @@ class Run:
         """
         found = self.environment()
         found["extended"] = [*found.get("extended", []), epochs]
-        try:
-            write_text(self.folder / "environment.json", json.dumps(found, indent=1) + "\n")
-        except OSError as error:
-            raise StoppedError(f"{self.folder} cannot be written: {error}.") from error
+        with errors_in_writing(self.folder, StoppedError):
+            write_json(self.folder / "environment.json", found)
 
     def check_unedited(
         self, identity: Mapping[str, Any], current: Callable[[Mapping[str, Any]], dict[str, Any]] = dict
@@ -151,13 +147,11 @@ class Run:
     def renew(self) -> None:
         """Write recipe.yaml again, and cut off the half line that a killed process may have left in the log."""
         log = self.folder / "log.jsonl"
-        try:
+        with errors_in_writing(self.folder, StoppedError):
             self._write_settings()
             # A record is complete if it ends with a newline; the checkpoint that the run resumes from writes it again.
             if log.exists() and not (text := read_file(log, _MOST)).endswith(b"\n"):
                 os.truncate(log, text.rfind(b"\n") + 1)
-        except OSError as error:
-            raise StoppedError(f"{self.folder} cannot be written: {error}.") from error
 
     def _write_settings(self) -> None:
         """recipe.yaml: one `key: value` per line, values as JSON, which YAML includes."""
@@ -166,13 +160,11 @@ class Run:
 
     def log(self, record: Mapping[str, Any]) -> None:
         """Append a record; it survives a kill."""
-        try:
-            with open(self.folder / "log.jsonl", "a") as file:
-                file.write(json.dumps(record) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise StoppedError(f"{self.folder / 'log.jsonl'} cannot be written: {error}.") from error
+        log = self.folder / "log.jsonl"
+        with errors_in_writing(log, StoppedError), open(log, "a") as file:
+            file.write(json.dumps(record) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
         for logger in self.loggers:
             logger.write(record)
 

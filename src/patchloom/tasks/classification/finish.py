@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from patchloom.models.network import Network
 from patchloom.models.registry import build
 from patchloom.tasks.classification.report import CHARTS, classification_sections
-from patchloom.temporary import write_text
+from patchloom.temporary import write_json
 from patchloom.training.report import write_report
 from patchloom.training.run import Run
 from patchloom.training.sharding import whole_tensors
@@ -61,4 +60,4 @@ def export_network(folder: Path, network: Network, metadata: Mapping[str, Any]) 
         "preprocessing": network.preprocessing.to_json(),
         **metadata,
     }
-    write_text(folder / "model.json", json.dumps(described, indent=1) + "\n")
+    write_json(folder / "model.json", described)

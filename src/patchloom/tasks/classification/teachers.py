@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from patchloom import temporary
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, errors_in_writing
 from patchloom.inference.models import check_images
 from patchloom.install import install_hint
 from patchloom.models.config import as_size
@@ -129,11 +129,9 @@ class TeacherCache:
         self.say = say
         name = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:20]
         self.folder = folder / name
-        try:
+        with errors_in_writing(f"--cache {folder}"):
             self.folder.mkdir(parents=True, exist_ok=True)
             temporary.sweep(self.folder, r"\d+-\d+\.npy")
-        except OSError as error:
-            raise PatchloomError(f"--cache {folder} cannot be written: {error}.") from error
 
     def read(self, step: int, rank: int, shape: tuple[int, int]) -> Tensor | None:
         """The logits of a step; None if they are missing or damaged: then the teachers compute them."""
@@ -157,14 +155,12 @@ class TeacherCache:
         """An .npy file with the SHA-256 digest of its bytes after it."""
         path, data = self._path(step, rank), io.BytesIO()
         np.lib.format.write_array(data, logits.float().cpu().numpy())
-        try:
+        with errors_in_writing(f"--cache {self.folder}"):
             # Two runs may share a cache: each writes under a name of its own, and a rename replaces the file whole.
             aside = temporary.own_name(path)
             aside.write_bytes(data.getvalue() + hashlib.sha256(data.getvalue()).digest())
             sync(aside)
             aside.rename(path)
-        except OSError as error:
-            raise PatchloomError(f"--cache {self.folder} cannot be written: {error}.") from error
 
     def _path(self, step: int, rank: int) -> Path:
         return self.folder / f"{step:08d}-{rank}.npy"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +10,9 @@ from patchloom.tasks.retrieval.images import labels_of
 from patchloom.tasks.retrieval.metrics import knn_accuracy
 from patchloom.tasks.retrieval.networks import MODEL
 from patchloom.tasks.retrieval.report import CHARTS, retrieval_sections
+from patchloom.temporary import write_json
 from patchloom.training.report import write_report
-from patchloom.training.run import Run, write_text
+from patchloom.training.run import Run
 from patchloom.training.sharding import whole_tensors
 from patchloom.training.task import Result
 from patchloom.weights.save import save
@@ -64,4 +64,4 @@ def export_network(folder: Path, network: Any, described: dict[str, Any]) -> Non
         "preprocessing": network.preprocessing.to_json(),
         **described,
     }
-    write_text(folder / "model.json", json.dumps(values, indent=1) + "\n")
+    write_json(folder / "model.json", values)
