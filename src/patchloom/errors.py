@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from os import PathLike
@@ -82,6 +82,14 @@ def check_place(name: str, value: object) -> None:
 def is_out_of_memory(error: Exception) -> bool:
     """Whether memory ran out; torch raises a RuntimeError that says so, of a type of its own on a GPU."""
     return isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error)
+
+
+def check_choice(name: str, value: str, choices: Collection[str]) -> None:
+    """Refuse a value of the option `name` that is not among the choices; the message lists them."""
+    if value not in choices:
+        raise PatchloomError(
+            f"Unknown value {value!r} for {name}. Choose from: {', '.join(choices)}.{did_you_mean(str(value), choices)}"
+        )
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

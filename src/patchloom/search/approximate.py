@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, check_choice
 from patchloom.inference.neighbours import Nearest, nearest
 from patchloom.install import install_hint
 from patchloom.temporary import sync
@@ -24,8 +24,7 @@ _WIDEST = 4096
 
 def check_kind(kind: str) -> None:
     """Refuse an unknown kind, or one whose library is missing, before any work."""
-    if kind not in KINDS:
-        raise PatchloomError(f"Unknown value {kind!r} for --kind. Choose from: {', '.join(KINDS)}.")
+    check_choice("--kind", kind, KINDS)
     if kind != "exact":
         library()
 

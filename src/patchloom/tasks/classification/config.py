@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from patchloom.data.splits import Splits
-from patchloom.errors import PatchloomError, did_you_mean
+from patchloom.errors import PatchloomError, check_choice
 from patchloom.models.config import Config
 from patchloom.models.preprocessing import Preprocessing
 from patchloom.models.registry import config_from_json
@@ -155,14 +155,6 @@ def upgrade_settings(values: Mapping[str, Any]) -> Mapping[str, Any]:
     if not values.get("schedule_published"):
         changed["min_lr"] = min(values["min_lr"], values["lr"])
     return {**values, **changed}
-
-
-def check_choice(option: str, value: str, choices: tuple[str, ...]) -> None:
-    """Refuse a value that is not one of `choices`."""
-    if value not in choices:
-        raise PatchloomError(
-            f"Unknown value {value!r} for {option}. Choose from: {', '.join(choices)}.{did_you_mean(value, choices)}"
-        )
 
 
 def absolute_place(source: str | PathLike[str]) -> str:

@@ -247,15 +247,13 @@ def _score_options(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _check_fusion(options: argparse.Namespace) -> None:
-    from patchloom.errors import PatchloomError, did_you_mean
+    from patchloom.errors import PatchloomError, check_choice
     from patchloom.tasks.classification.metrics import FUSIONS
 
-    if options.fusion is not None and options.fusion not in FUSIONS:
-        raise PatchloomError(
-            f"Unknown value {options.fusion!r} for --fusion. Choose from: {', '.join(FUSIONS)}."
-            f"{did_you_mean(options.fusion, FUSIONS)}"
-        )
-    if options.fusion is not None and options.head != "both":
+    if options.fusion is None:
+        return
+    check_choice("--fusion", options.fusion, FUSIONS)
+    if options.head != "both":
         raise PatchloomError("--fusion combines the two heads of a distilled model: give --head both with it.")
 
 

@@ -15,7 +15,7 @@ from patchloom.data.images import to_input
 from patchloom.data.loader import eval_batches
 from patchloom.data.sources import Item, Source
 from patchloom.devices import device_of, pins_memory, to_device
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, check_choice
 from patchloom.inference.intervals import wilson_interval
 from patchloom.models.class_names import names_or_indices
 from patchloom.models.preprocessing import Preprocessing
@@ -152,8 +152,8 @@ def head_forward(network: Any, head: str, fusion: str = "logits") -> Callable[[T
     """
     if getattr(network, "head_distill", None) is None:
         raise PatchloomError(f"{network.config.name} has one head: --head is for networks with a distillation token.")
-    if head not in HEADS or fusion not in FUSIONS:
-        raise PatchloomError(f"--head is one of {', '.join(HEADS)}, --fusion one of {', '.join(FUSIONS)}.")
+    check_choice("--head", head, HEADS)
+    check_choice("--fusion", fusion, FUSIONS)
 
     def forward(x: Tensor) -> Tensor:
         own, taught = network.head_logits(x)
