@@ -18,6 +18,7 @@ from patchloom.devices import device_of, pins_memory, to_device
 from patchloom.errors import PatchloomError, check_choice
 from patchloom.inference.intervals import wilson_interval
 from patchloom.models.class_names import names_or_indices
+from patchloom.models.network import evaluation_mode
 from patchloom.models.preprocessing import Preprocessing
 from patchloom.training.processes import Processes
 from patchloom.training.task import Metric
@@ -118,22 +119,16 @@ def score(
         The scores of all images, in the order of `items`, in every process.
     """
     processes = processes or Processes(device=device_of(network))
-    was_training = network.training
-    network.eval()
     mine = list(range(processes.rank, len(items), processes.count))
     # every process runs the same number of batches, which sharded networks need; the padding is cut off below
     padded = mine + [0] * (-(-len(items) // processes.count) - len(mine))
     rows = [np.empty((0, 5))]
-    try:
-        with closing(
-            eval_batches(source, padded, items, preprocessing, batch, workers, pins_memory(processes.device))
-        ) as batches:
-            for images, targets in batches:
-                x = to_input(images, preprocessing, processes.device)
-                rows.append(_rows((forward or network)(x).float(), to_device(targets, processes.device)))
-                after_batch()
-    finally:
-        network.train(was_training)
+    read = eval_batches(source, padded, items, preprocessing, batch, workers, pins_memory(processes.device))
+    with evaluation_mode(network), closing(read) as batches:
+        for images, targets in batches:
+            x = to_input(images, preprocessing, processes.device)
+            rows.append(_rows((forward or network)(x).float(), to_device(targets, processes.device)))
+            after_batch()
     table = np.empty((len(items), 5))
     for process, part in enumerate(processes.gather(np.concatenate(rows)[: len(mine)])):
         # Process r scored images r, r + count, ...: the same stride puts them back in order.

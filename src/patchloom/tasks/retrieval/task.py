@@ -20,6 +20,7 @@ from patchloom.data.transforms import Augment, Views
 from patchloom.data.workers import Batches, load_batches
 from patchloom.devices import pins_memory
 from patchloom.models.embedding import EmbeddingNetwork, Outputs
+from patchloom.models.network import evaluation_mode
 from patchloom.recipes.recipe import Recipe
 from patchloom.tasks.classification.images import Images
 from patchloom.tasks.retrieval.config import RetrievalConfig
@@ -202,16 +203,12 @@ class Retrieval(Task):
         return {"count": len(truth), "knn": accuracy}
 
     def _embed(self, network: Any, items: Any, after_batch: Callable[[], None] = lambda: None) -> Tensor:
-        training = network.training
-        network.eval()
-        try:
+        with evaluation_mode(network):
             return embed_items(
                 network, self.source, items, self.network.preprocessing,
                 batch=max(64, self.recipe.batch_size // self.processes.count), workers=self.recipe.workers,
                 processes=self.processes, after_batch=after_batch,
             )  # fmt: skip
-        finally:
-            network.train(training)
 
     def final_embeddings(self, network: Any) -> tuple[Tensor, Tensor]:
         """Unit vectors of the training images and of the held-out ones, with the final weights: m_i = g(x_i)."""
