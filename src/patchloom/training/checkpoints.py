@@ -35,7 +35,7 @@ _TEMPORARY = re.compile(rf"tmp-(\d+|best)(\.safetensors|{re.escape(SUFFIX)})")
 
 @dataclass
 class State:
-    """All that a run needs to go on: tensors by name, and plain JSON."""
+    """All that is needed to resume a run: tensors by name, and plain JSON."""
 
     tensors: dict[str, Tensor]
     info: dict[str, Any]
@@ -63,7 +63,7 @@ class Checkpoints:
         self._buffers: dict[str, Tensor] = {}  # kept from one save to the next: fresh memory costs more than the copy
 
     def save(self, state: State, best: bool = False) -> None:
-        """Write in the background what the state is now; an error of the write before is raised here.
+        """Write the present state in the background; an error of the previous write is raised here.
 
         A sharded state is saved by all processes together, any other by the first."""
         self.wait()
@@ -97,7 +97,7 @@ class Checkpoints:
         return {name: self._buffers[name] for name in tensors}
 
     def release(self) -> None:
-        """Finish writing and give the memory of snapshots back: a finished run keeps none."""
+        """Finish writing and free the memory of snapshots: a finished run keeps none."""
         try:
             self.wait()
         finally:
@@ -105,7 +105,7 @@ class Checkpoints:
             self._buffers.clear()
 
     def wait(self) -> None:
-        """Until what was saved is on the disk."""
+        """Wait until what was saved is on the disk."""
         if self._pending is not None:
             # Cleared first, so that an error is raised once and the next save can go on.
             pending, self._pending = self._pending, None

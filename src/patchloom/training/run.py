@@ -1,4 +1,4 @@
-"""The run folder: what was asked for, where it ran, what happened, and what came of it.
+"""The run folder: settings, environment, log, checkpoints and results of one run.
 
 RUN/
     recipe.yaml         settings, complete: what `resume` reads
@@ -233,7 +233,7 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def describe_machine() -> dict[str, Any]:
-    """Versions, machine, and the state of the code, for whoever asks later why a figure differs."""
+    """Versions, machine, and the state of the code, to explain later why a result differs."""
     return {
         "python": platform.python_version(),
         "packages": packages(),
