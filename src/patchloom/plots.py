@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from patchloom.errors import PatchloomError, errors_in_writing
-from patchloom.install import install_hint
+from patchloom.install import needed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -14,10 +14,8 @@ if TYPE_CHECKING:
 
 def new_figure(width: float, height: float) -> Figure:
     """An empty figure, in inches, that belongs to no window."""
-    try:
+    with needed("Figures need matplotlib", "figures"):
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise PatchloomError(f"Figures need matplotlib: {install_hint('figures')}") from error
     # Figure itself instead of pyplot, which keeps every figure in memory and may open windows.
     return Figure(figsize=(width, height), layout="constrained")
 

@@ -17,7 +17,7 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
         commands,
         "bench",
         shared,
-        "measure the speed and memory of models, optionally beside timm or the published code",
+        "measure the speed and memory of models, optionally compared with timm or the published code",
         [
             "patchloom bench deit_small --against timm",
             "patchloom bench deit_tiny cait_xxs24 --sizes 224 384 --out bench --compare earlier/bench.json",
@@ -30,7 +30,9 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
         nargs="+",
         help="model names (see `patchloom models`), timm:NAME, or run folders, exported models, weight files and tags",
     )
-    group.add_argument("--against", choices=["timm", "published"], help="compare with this, measured in turns")
+    group.add_argument(
+        "--against", choices=["timm", "published"], help="implementation to compare with; the measurements alternate"
+    )
     group.add_argument(
         "--int8",
         action="store_true",

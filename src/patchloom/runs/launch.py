@@ -159,12 +159,17 @@ def _extended(config: RunConfig, more: int, console: Console) -> RunConfig:
     return with_epochs(config, epochs)
 
 
+def check_out(out: object) -> None:
+    """Refuse anything but a path."""
+    if not isinstance(out, str | PathLike):
+        raise PatchloomError(f"out is the path of a folder for the run, not {type(out).__name__}.")
+
+
 def check_free(place: str | PathLike[str], second_stage: bool = False) -> None:
     """Refuse a folder that holds a run or cannot be written to; called before any long work.
 
     The first run of a sequence holds the folder for the second one, which alone may begin there (`second_stage`)."""
-    if not isinstance(place, str | PathLike):
-        raise PatchloomError(f"out is the path of a folder for the run, not {type(place).__name__}.")
+    check_out(place)
     if not os.fspath(place) or "\0" in str(place):
         raise PatchloomError("--out is empty or holds a NUL byte. Give the name of a folder for the run.")
     out = Path(place)

@@ -11,7 +11,7 @@ import torch
 
 from patchloom.errors import PatchloomError, check_choice
 from patchloom.inference.neighbours import Nearest, nearest
-from patchloom.install import install_hint
+from patchloom.install import needed
 from patchloom.temporary import sync
 
 KINDS = ("exact", "hnsw", "ivf")
@@ -31,10 +31,8 @@ def check_kind(kind: str) -> None:
 
 def library() -> Any:
     """faiss, which is imported on use: beside torch, it brings a second OpenMP runtime on some systems."""
-    try:
+    with needed("hnsw and ivf indexes need faiss", "search"):
         import faiss
-    except ImportError as error:
-        raise PatchloomError(f"hnsw and ivf indexes need faiss: {install_hint('search')}") from error
     return faiss
 
 

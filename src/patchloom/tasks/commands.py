@@ -72,7 +72,8 @@ def add_split_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--hold-out",
         metavar="none|FRACTION",
-        help="fraction of each class to hold out when the data has no validation split, or none (default: 0.2)",
+        help="fraction of each class to hold out if the data has no validation split, or none to train on all images "
+        "(default: 0.2)",
     )
 
 

@@ -108,7 +108,7 @@ def _add_distillation(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--tau", type=float, help="temperature of soft distillation (default: 3)")
     group.add_argument(
         "--kl",
-        help="KL term of soft distillation: paper (Equation 3.2) or published (the authors' code) (default: paper)",
+        help="KL term of soft distillation: paper for Equation 3.2, published for the authors' code (default: paper)",
     )
     group.add_argument("--cache", metavar="DIR", help="save the teachers' logits in DIR and reuse them")
 

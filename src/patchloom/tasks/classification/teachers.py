@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from patchloom import temporary
 from patchloom.errors import PatchloomError, errors_in_writing
 from patchloom.inference.models import check_images
-from patchloom.install import install_hint
+from patchloom.install import needed
 from patchloom.models.config import as_size
 from patchloom.models.foreign import TIMM
 from patchloom.models.imagenet import imagenet_ids
@@ -239,10 +239,8 @@ def _try_size(network: Any, source: str, size: tuple[int, int], device: torch.de
 def _onnx_teacher(path: Path, asked: tuple[int, int] | None) -> Teacher:
     """An ONNX file with one input (B, 3, height, width). Class names and preprocessing are in the metadata of our own
     exports, or in FILE.json beside the file."""
-    try:
+    with needed("A teacher in an ONNX file needs onnxruntime", "onnx"):
         import onnxruntime
-    except ImportError as error:
-        raise PatchloomError(f"A teacher in an ONNX file needs onnxruntime: {install_hint('onnx')}") from error
     try:
         # The one provider that every build of onnxruntime has.
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])

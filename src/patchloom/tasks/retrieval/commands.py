@@ -70,9 +70,7 @@ def _plan(options: argparse.Namespace) -> Any:
 
 def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     add_reading_arguments(parser)
-    group = parser.add_argument_group("models of grafit")
-    group.add_argument("--labels", metavar="COLUMN", help="label column (default: the one that the run was trained on)")
-    group.add_argument("--k", type=int, metavar="N", help="number of neighbours (default: chosen by leave-one-out)")
+    _add_shared(parser.add_argument_group("models of grafit"))
 
 
 def _add_predict(parser: argparse.ArgumentParser) -> None:
