@@ -14,7 +14,6 @@ from typing import Any
 from patchloom.console import Console
 from patchloom.devices import Device, device_name
 from patchloom.errors import PatchloomError, StoppedError
-from patchloom.reading import read_json
 from patchloom.runs.config import config_from_settings, settings_of, with_epochs
 from patchloom.tasks.registry import find_task
 from patchloom.tasks.spec import Context, RunConfig
@@ -25,7 +24,7 @@ from patchloom.training.loggers import check_log, open_loggers
 from patchloom.training.loop import Loop
 from patchloom.training.processes import join_processes, restarted
 from patchloom.training.run import Run, packages
-from patchloom.weights.files import kept_checkpoints
+from patchloom.weights.files import exported_step, kept_checkpoints
 
 STAGES = "stages.json"  # what a sequence of two runs was asked for: see `patchloom.runs.sequence`
 
@@ -265,12 +264,8 @@ def _report_versions(before: Mapping[str, Any], console: Console) -> None:
 def _is_finished(run: Run, loop: Loop) -> bool:
     """Whether all steps are trained, evaluated, reported and exported; model.json is written last."""
     written = all((run.folder / name).exists() for name in ("report.html", "export/model.safetensors"))
-    if not written or not loop.counters.step == loop.counters.evaluated == loop.total:
-        return False
-    try:
-        return bool(read_json(run.folder / "export" / "model.json")["step"] == loop.total)
-    except (PatchloomError, KeyError, TypeError):
-        return False
+    done = loop.counters.step == loop.counters.evaluated == loop.total
+    return written and done and exported_step(run.folder / "export") == loop.total
 
 
 def _newest(run: Run, console: Console) -> tuple[Path | None, str | None]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import fcntl
 import io
-import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from patchloom.training.failures import read_failure
 from patchloom.training.report import epoch_records
 from patchloom.training.run import Run
 from patchloom.training.task import Metric
+from patchloom.weights.files import exported_step
 
 KEYS = ("run", "task", "model", "recipe", "changes", "epochs", "metric", "last", "best", "seconds", "status")
 _FILES = ("recipe.yaml", "log.jsonl", "environment.json")  # one of them makes a folder a run
@@ -216,11 +216,8 @@ def _trained(record: dict[str, Any], settings: dict[str, Any]) -> bool:
 
 def _exported(info: RunInfo) -> bool:
     """Whether export and report are there, and are those of the last epoch."""
-    try:
-        step = json.loads((info.folder / "export" / "model.json").read_text(encoding="utf-8"))["step"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return False
-    return bool(step == info.records[-1]["step"]) and (info.folder / "report.html").is_file()
+    step = info.records[-1]["step"]
+    return exported_step(info.folder / "export") == step and (info.folder / "report.html").is_file()
 
 
 def write_csv(runs: Sequence[RunInfo], path: Path) -> None:
