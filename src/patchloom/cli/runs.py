@@ -112,13 +112,15 @@ def _results(info: RunInfo) -> list[tuple[str, str]]:
 
 def _next(info: RunInfo) -> list[tuple[str, str]]:
     """What can be done with the run now."""
+    from patchloom.tasks.registry import find_task
+
     if info.status == "finished":
         return [("report", str(info.folder / "report.html")), ("weights", str(info.folder / "export"))]
-    return (
-        [("continue", f"patchloom resume {quote(str(info.folder))}")]
-        if info.status in ("interrupted", "failed")
-        else []
-    )
+    if info.status not in ("interrupted", "failed"):
+        return []
+    if find_task(info.settings["task"]).from_python:
+        return [("continue", "run the Python script that started it again")]
+    return [("continue", f"patchloom resume {quote(str(info.folder))}")]
 
 
 def _last_epochs(info: RunInfo) -> list[str]:
