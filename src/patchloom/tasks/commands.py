@@ -15,6 +15,7 @@ from pkgutil import iter_modules
 from typing import Any
 
 from patchloom import tasks
+from patchloom.errors import PatchloomError
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,18 @@ def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--batch", type=int, default=128, metavar="N", help="batch size (default: 128)")
     group.add_argument("--workers", type=int, metavar="N", help="number of processes that read images (default: 0)")
     group.add_argument("--strict", action="store_true", help="fail on unreadable files instead of skipping them")
+
+
+def require_data(options: argparse.Namespace) -> None:
+    """Refuse `patchloom evaluate` without a model or without data."""
+    if options.model is None or options.data is None:
+        raise PatchloomError("evaluate needs a model and data: patchloom evaluate FROM DATA.")
+
+
+def require_images(options: argparse.Namespace) -> None:
+    """Refuse `patchloom predict` without images."""
+    if not options.inputs:
+        raise PatchloomError("predict needs images: patchloom predict FROM IMAGE ...")
 
 
 @cache

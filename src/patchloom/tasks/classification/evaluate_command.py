@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from patchloom.reading import read_json
-from patchloom.tasks.commands import Output, Tool, add_reading_arguments
+from patchloom.tasks.commands import Output, Tool, add_reading_arguments, require_data, require_images
 
 _FLAGS = {"shown": "data"}  # options whose attribute has another name than the flag
 
@@ -105,8 +105,7 @@ def _evaluate(options: argparse.Namespace) -> Output:
     swept = _take_sweep(options)
     if options.disagreement:
         return _run_disagreement(options)
-    if options.model is None or options.data is None:
-        raise PatchloomError("evaluate needs a model and data: patchloom evaluate FROM DATA.")
+    require_data(options)
     if options.probe:
         return _run_probe(options)
     return _run_sweep(options, swept) if swept else _run_scores(options)
@@ -286,11 +285,9 @@ def _read_real(options: argparse.Namespace) -> Any:
 
 
 def _predict(options: argparse.Namespace) -> Output:
-    from patchloom.errors import PatchloomError
     from patchloom.inference.predict import predict
 
-    if not options.inputs:
-        raise PatchloomError("predict needs images: patchloom predict FROM IMAGE ...")
+    require_images(options)
     rows = predict(options.model, options.inputs, top=options.top, base=options.base, device=options.device)
     return predictions_output(rows)
 

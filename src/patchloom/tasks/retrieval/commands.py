@@ -7,7 +7,15 @@ import sys
 from typing import Any
 
 from patchloom.tasks.classification.evaluate_command import predictions_output
-from patchloom.tasks.commands import Command, Output, Tool, add_reading_arguments, add_split_arguments
+from patchloom.tasks.commands import (
+    Command,
+    Output,
+    Tool,
+    add_reading_arguments,
+    add_split_arguments,
+    require_data,
+    require_images,
+)
 
 _FIELDS = ("loss", "views", "projector", "instance_weight")  # of the recipe, that have an option of their own
 
@@ -89,11 +97,9 @@ def _add_shared(group: Any) -> None:
 
 def _evaluate(options: argparse.Namespace) -> Output:
     from patchloom.console import Console
-    from patchloom.errors import PatchloomError
     from patchloom.tasks.retrieval.evaluate import evaluate
 
-    if options.data is None:
-        raise PatchloomError("evaluate needs a model and data: patchloom evaluate FROM DATA.")
+    require_data(options)
     found = evaluate(
         options.model, options.data, labels=options.labels, split=options.split, k=options.k, batch=options.batch,
         workers=options.workers or 0, strict=options.strict, device=options.device, console=Console(sys.stderr),
@@ -104,11 +110,9 @@ def _evaluate(options: argparse.Namespace) -> Output:
 
 
 def _predict(options: argparse.Namespace) -> Output:
-    from patchloom.errors import PatchloomError
     from patchloom.tasks.retrieval.evaluate import predict
 
-    if not options.inputs:
-        raise PatchloomError("predict needs images: patchloom predict FROM IMAGE ...")
+    require_images(options)
     rows = predict(
         options.model, options.inputs, collection=options.collection, labels=options.labels, k=options.k,
         top=options.top, device=options.device,
