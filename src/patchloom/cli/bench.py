@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from patchloom.cli.output import JSON_HELP, add_command, add_device, out_folder, print_json
+from patchloom.errors import PatchloomError
 
 
 def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
@@ -127,7 +128,6 @@ def run(options: argparse.Namespace) -> None:
 def _cases(options: argparse.Namespace) -> Iterator[tuple[str, int, int | None]]:
     """Name, image side and depth of every row."""
     from patchloom.benching.peers import case_config
-    from patchloom.errors import PatchloomError
 
     # All names are resolved first, so that a wrong one costs no measurement.
     for name, config in [(name, case_config(name)) for name in options.models]:

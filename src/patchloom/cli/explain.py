@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from patchloom.cli.output import JSON_HELP, MODEL_HELP, add_command, add_device, out_folder, print_json
+from patchloom.console import Console
+from patchloom.errors import PatchloomError, errors_in_writing
 from patchloom.temporary import write_json
 from patchloom.terminal import print_lines
 from patchloom.text import without_nan
@@ -72,9 +74,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _run_models(options: argparse.Namespace) -> None:
-    from patchloom.console import Console
     from patchloom.data.decoding import EXTENSIONS
-    from patchloom.errors import PatchloomError, errors_in_writing
     from patchloom.explaining.analyses import analyse
     from patchloom.explaining.charts import draw_analysis
 
@@ -97,7 +97,6 @@ def _run_models(options: argparse.Namespace) -> None:
 
 
 def _run_pictures(options: argparse.Namespace) -> None:
-    from patchloom.errors import PatchloomError
     from patchloom.explaining.explanation import check_top, find_class
     from patchloom.explaining.maps import check_maps
     from patchloom.inference.models import open_model
@@ -137,7 +136,6 @@ def _run_pictures(options: argparse.Namespace) -> None:
 
 
 def _explain_one(network: Any, path: Path, out: Path, **options: Any) -> dict[str, Any]:
-    from patchloom.errors import PatchloomError
     from patchloom.explaining.explanation import explain
     from patchloom.plots import save_figure
 

@@ -8,6 +8,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from patchloom.cli.output import add_command, print_json, table
+from patchloom.console import duration
 from patchloom.terminal import print_lines
 
 if TYPE_CHECKING:
@@ -146,6 +147,4 @@ def _epochs(info: RunInfo) -> str:
 
 
 def _time(info: RunInfo) -> str:
-    from patchloom.console import duration
-
     return "-" if info.seconds is None else duration(info.seconds)

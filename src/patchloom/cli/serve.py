@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 from patchloom.cli.output import MODEL_HELP, add_command, add_device
+from patchloom.errors import PatchloomError
 
 
 def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
@@ -90,7 +91,6 @@ def run_serve(options: argparse.Namespace) -> None:
     """Serve until a signal."""
     from dataclasses import fields
 
-    from patchloom.errors import PatchloomError
     from patchloom.install import install_hint
     from patchloom.serve.settings import Settings
 

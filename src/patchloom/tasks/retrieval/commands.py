@@ -6,6 +6,8 @@ import argparse
 import sys
 from typing import Any
 
+from patchloom.console import Console
+from patchloom.errors import PatchloomError
 from patchloom.tasks.classification.evaluate_command import predictions_output
 from patchloom.tasks.commands import (
     Command,
@@ -58,7 +60,6 @@ def _add_grafit(parser: argparse.ArgumentParser) -> None:
 
 def _plan(options: argparse.Namespace) -> Any:
     from patchloom.data.splits import Splits
-    from patchloom.errors import PatchloomError
     from patchloom.recipes.changes import parse_words
     from patchloom.recipes.grafit import RetrievalOptions
     from patchloom.tasks.retrieval.plans import plan_grafit
@@ -96,7 +97,6 @@ def _add_shared(group: Any) -> None:
 
 
 def _evaluate(options: argparse.Namespace) -> Output:
-    from patchloom.console import Console
     from patchloom.tasks.retrieval.evaluate import evaluate
 
     require_data(options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from patchloom.errors import PatchloomError
 from patchloom.tasks.commands import Command, Output, Tool, require_data
 
 
@@ -79,7 +80,6 @@ def _evaluate(options: argparse.Namespace) -> Output:
 
 
 def _predict(options: argparse.Namespace) -> Output:
-    from patchloom.errors import PatchloomError
     from patchloom.tasks.translation.predict import predict, predict_lines
     from patchloom.tasks.translation.text import read_lines
 
