@@ -88,6 +88,15 @@ class Network(nn.Module):
         """The logits of every head, (B, classes) each: of the class token, then of the distillation token."""
         return (self(images),)
 
+    def metadata(self) -> dict[str, Any]:
+        """What travels with the weights, as JSON; a checkpoint of a run holds it."""
+        return {
+            "config": self.config.to_json(),
+            "class_names": self.class_names,
+            "preprocessing": self.preprocessing.to_json(),
+            "label_column": self.label_column,
+        }
+
     def train(self, mode: bool = True) -> Network:
         """As every module's; a BatchNorm whose parameters are frozen keeps its statistics as well."""
         super().train(mode)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from patchloom.models.network import Network
-from patchloom.models.registry import build
+from patchloom.models.registry import rebuild
 from patchloom.tasks.classification.report import CHARTS, classification_sections
 from patchloom.temporary import write_json
 from patchloom.training.report import write_report
@@ -29,11 +29,7 @@ def finish(task: Classification, run: Run, result: Result) -> None:
     scores, whole = task.scores(trained) if task.split.held_out else None, whole_tensors(trained)
     if not task.processes.is_main_process:
         return
-    # A plain copy: the trained one may be compiled, sharded or synchronised.
-    network = build(trained.config)
-    network.load_state_dict(whole)
-    network.class_names, network.preprocessing = trained.class_names, trained.preprocessing
-    network.label_column = trained.label_column
+    network = rebuild(trained, whole)
     weights = "averaged" if result.averaged else "raw"
     metadata = {
         "task": run.settings["task"],

@@ -144,7 +144,7 @@ def _open_teachers(task: Distillation, writes: bool) -> Teachers:
         # Everything that decides the pixels of a step or the teachers' logits for them. Settings that do not (a
         # learning rate) are left out, so that runs which differ only in those share the cache.
         key = [
-            task.fingerprint, task.source.class_names, draws, preprocessing.img_size, preprocessing.mean,
+            task.images.fingerprint, task.source.class_names, draws, preprocessing.img_size, preprocessing.mean,
             preprocessing.std, task.processes.count, [teacher.identity for teacher in teachers],
         ]  # fmt: skip
         cache = TeacherCache(Path(config.cache), key, task.console.say)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from patchloom.models.registry import build
+from patchloom.models.registry import rebuild
 from patchloom.tasks.retrieval.images import labels_of
 from patchloom.tasks.retrieval.metrics import knn_accuracy
 from patchloom.tasks.retrieval.networks import MODEL
@@ -28,11 +28,7 @@ def finish(task: Retrieval, run: Run, result: Result) -> None:
     whole = whole_tensors(trained)
     if not task.processes.is_main_process:
         return
-    # Built again from whole tensors: the parts of a sharded network are in several processes.
-    network: Any = build(trained.config)
-    network.load_state_dict(whole)
-    for name in ("class_names", "label_column", "preprocessing"):
-        setattr(network, name, getattr(trained, name))
+    network: Any = rebuild(trained, whole)
     held_out: dict[str, Any] | None = None
     if task.source.labelled and task.split.held_out:
         labels, truth = labels_of(task.split.train), labels_of(task.split.held_out)

@@ -66,8 +66,7 @@ class Retrieval(Task):
         self.config, self.modules, self.terms, self.recipe = config, modules, terms, recipe
         self.processes, self.console = processes, console
         self.network: EmbeddingNetwork = modules[MODEL]  # type: ignore[assignment]
-        self.source, self.split = images.source, images.split
-        self.skipped, self.fingerprint = images.skipped, images.fingerprint
+        self.images, self.source, self.split = images, images.source, images.split
         self.supervision, self.labels = supervision, supervision.labels
         self.order = Order(len(self.split.train), recipe.batch_size, recipe.repeated_augmentation, recipe.seed)
         self.steps_per_epoch = self.order.steps_per_epoch
@@ -216,24 +215,11 @@ class Retrieval(Task):
         return self._embed(network, self.split.train), queries
 
     def metadata(self) -> dict[str, Any]:
-        network = self.network
-        return {
-            "config": network.config.to_json(),
-            "class_names": network.class_names,
-            "preprocessing": network.preprocessing.to_json(),
-            "label_column": network.label_column,
-        }
+        return self.network.metadata()
 
     def environment(self) -> dict[str, Any]:
         """Enough of the data to notice a change, which images the run never saw, and the clusters that it learns."""
-        data: dict[str, Any] = {
-            "where": self.config.data,
-            "fingerprint": self.fingerprint,
-            "skipped": dict(self.skipped),
-            "split": self.split.summary,
-        }
-        if self.split.test_name is None:
-            data["held_out"] = [item.key for item in self.split.held_out]
+        data = self.images.to_json(self.config.data)
         clusters = self.supervision.clusters
         return {"data": data} if clusters is None else {"data": data, "clusters": list(clusters)}
 
