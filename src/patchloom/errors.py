@@ -38,7 +38,7 @@ class PatchloomError(ValueError):
 
 
 class StoppedError(PatchloomError):
-    """Work that could not go on: a loss that is not finite, a full disk. Exit code 1."""
+    """Work that could not continue: a loss that is not finite, a full disk. Exit code 1."""
 
     exit_code = 1
 

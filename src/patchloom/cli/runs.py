@@ -1,4 +1,4 @@
-"""`patchloom runs`: what was trained, and what came of it."""
+"""`patchloom runs`: a list of runs, or the details of one."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def start_task(run: Run, loop: Loop, second_stage: bool = False) -> Run:
     processes.wait()
     with run.locked() if processes.is_main_process else nullcontext():
         if processes.is_main_process:
-            check_free(run.folder, second_stage)  # again: another process may have begun a run here meanwhile
+            check_free(run.folder, second_stage)  # again: another process may have begun a run here since
             metric = loop.task.metric and dataclasses.asdict(loop.task.metric)
             run.create({**loop.task.environment(), "device": device_name(processes.device), "metric": metric})
         return _train(run, loop)

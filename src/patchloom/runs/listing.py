@@ -138,7 +138,7 @@ def _run_folders(place: Path) -> Iterator[Path]:
 def read_run(folder: Path) -> RunInfo:
     """The run in a folder, whatever its state."""
     info = RunInfo(folder)
-    # Asked first: if nobody trains here, the files read below do not change any more.
+    # Checked first: if no process trains here, the files read below do not change any more.
     running = is_running(folder)
     try:
         run = Run.open(folder)
@@ -195,7 +195,7 @@ def is_running(folder: Path) -> bool:
 
 
 def _ended(info: RunInfo) -> str:
-    """How a run ended that nobody trains."""
+    """The status of a run that no process trains."""
     failure = read_failure(info.folder)
     if not info.records and (info.folder / "export" / "model.json").is_file():
         info.problem = f"{info.folder / 'log.jsonl'} is missing or has no records, although the run was exported."

@@ -60,7 +60,7 @@ def launch(
 
 
 def _begin(folder: Path, asked: dict[str, Any]) -> None:
-    """Write what was asked for, where no other process has begun meanwhile."""
+    """Write stages.json, unless another process has begun a run here since."""
     single.check_free(folder)
     with errors_in_writing(folder):
         write_json(folder / single.STAGES, asked)

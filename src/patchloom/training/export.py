@@ -23,7 +23,7 @@ _CHARTS = {
 
 def export_modules(run: Run, result: Result, names: Collection[str], is_main_process: bool) -> None:
     """Write report.html, then the modules `names` to export/model.safetensors. A single module keeps its own tensor
-    names, several are told apart as MODULE.TENSOR. model.json comes last: with it a run is finished."""
+    names; those of several begin with the name of the module. model.json comes last: with it a run is finished."""
     tensors = {name: whole_tensors(result.modules[name]) for name in names}  # every process: they may be sharded
     if not is_main_process:
         return

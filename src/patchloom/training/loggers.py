@@ -66,7 +66,7 @@ def check_log(where: str | None) -> None:
 
 
 def open_loggers(folder: Path, settings: Mapping[str, Any], step: int) -> list[Logger]:
-    """The loggers of a run that goes on from `step`; the caller closes them."""
+    """The loggers of a run that continues from `step`; the caller closes them."""
     loggers: list[Logger] = []
     with suppress(ImportError):  # not installed: the log itself has everything
         loggers.append(TensorBoard(folder, step))

@@ -265,7 +265,7 @@ class Loop:
             self.save()
             raise self.stopped(PatchloomError("another process cannot read its batch"))
         losses, loss = self._backward(parts, step, global_weight)
-        # All processes must decide alike: one that went on alone would wait for the others in its next all-reduce.
+        # All processes must decide the same: one that continued alone would wait for the others in its next all-reduce.
         if self.processes.any(not math.isfinite(loss))[0]:
             raise NotFiniteError(
                 f"The loss is not finite ({loss}) at step {step}, learning rate {rate:.3g}. Start a new run with a "

@@ -59,7 +59,7 @@ def why_not(precision: str) -> str | None:
     A child process tries it."""
     code = _PROBE.format(dtype={"bf16": "bfloat16", "fp16": "float16"}[precision])
     try:
-        # In a child process: an illegal instruction kills whoever runs it, and no `except` can catch that.
+        # In a child process: an illegal instruction kills the process that runs it, and no `except` can catch that.
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=_PATIENCE)
     except subprocess.TimeoutExpired:
         return f"gives no result within {_PATIENCE} seconds on this machine"

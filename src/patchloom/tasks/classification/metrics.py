@@ -167,7 +167,7 @@ def _rows(logits: torch.Tensor, labels: torch.Tensor) -> np.ndarray:
     above = (~(logits < own)).sum(dim=-1) - 1  # ties, and what is not a number, count against the network
     # On a tie argmax decides: the class it picks is the prediction, any other is at best second.
     rank = torch.where(predicted == labels, 0, above.clamp(min=1))
-    # An output with NaN or infinity is a wrong answer of the last rank, whatever argmax makes of it.
+    # An output with NaN or infinity counts as wrong, with the last rank, whatever class argmax picks.
     rank = torch.where(logits.isfinite().all(dim=-1), rank, logits.shape[-1])
     loss = nn.functional.cross_entropy(logits, labels, reduction="none")
     columns = (labels, predicted, confidence, rank, loss)

@@ -231,7 +231,7 @@ def _try_size(network: Any, source: str, size: tuple[int, int], device: torch.de
     try:
         with torch.no_grad():
             network(torch.zeros(2, 3, *size, device=device))
-    except Exception as error:  # whatever a network that is made for one size raises
+    except Exception as error:  # a network for one image size may raise anything
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise PatchloomError(f"{source} does not take images of {size[0]} x {size[1]} pixels: {reason}.") from error
 
@@ -255,7 +255,7 @@ def _onnx_teacher(path: Path, asked: tuple[int, int] | None) -> Teacher:
             preprocessing = dataclasses.replace(preprocessing, img_size=asked)
         names = tuple(metadata["class_names"]) if metadata.get("class_names") else None
         content = hashlib.sha256(path.read_bytes()).hexdigest()
-    except Exception as error:  # whatever the library raises for a file that is not a network
+    except Exception as error:  # the library raises all kinds of errors for other files
         raise PatchloomError(f"The teacher {path} cannot be read: {error}.") from error
 
     pairs = zip(given.shape[2:], asked or (), strict=False)
@@ -272,7 +272,7 @@ def _onnx_teacher(path: Path, asked: tuple[int, int] | None) -> Teacher:
     try:
         # Two images: a graph that was exported for a batch of one fails here rather than in the first step.
         count = run(torch.zeros(2, 3, *preprocessing.img_size)).shape[-1]
-    except Exception as error:  # whatever the library raises where the graph is made for another shape
+    except Exception as error:  # the library raises all kinds of errors for wrong shapes
         raise PatchloomError(
             f"The teacher {path} does not take several images of {preprocessing.img_size} pixels: export it with a "
             f"batch of any size. {str(error).splitlines()[0]}"
