@@ -1,6 +1,6 @@
 """Two runs in sequence: the second starts from the weights of the first (train low, finish high: FixRes, thesis 6.3.1).
 
-RUN/stages.json says what was asked for, RUN/low is the first run, RUN itself the second.
+RUN/stages.json holds the configs of both, RUN/low is the first run, RUN itself the second.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def launch(
     sequence.check(first)
     processes.wait()  # until all have looked: the main process writes to the folder now
     if processes.is_main_process:
-        asked = {"low": settings_of(first), "finish": sequence.to_json(), "strict": strict, "log": log}
-        with Run(folder, asked).locked():
-            _begin(folder, asked)
+        request = {"low": settings_of(first), "finish": sequence.to_json(), "strict": strict, "log": log}
+        with Run(folder, request).locked():
+            _begin(folder, request)
     processes.wait()
     try:
         return _continue(folder, first, sequence, console, {"strict": strict, "log": log, "device": device})
@@ -59,11 +59,11 @@ def launch(
         raise
 
 
-def _begin(folder: Path, asked: dict[str, Any]) -> None:
+def _begin(folder: Path, request: dict[str, Any]) -> None:
     """Write stages.json, unless another process has begun a run here since."""
     single.check_free(folder)
     with errors_in_writing(folder):
-        write_json(folder / single.STAGES, asked)
+        write_json(folder / single.STAGES, request)
 
 
 def resume(
@@ -101,11 +101,11 @@ def _continue(
 def _read(path: Path) -> tuple[RunConfig, RunSequence, dict[str, Any]]:
     """The first run, what comes after it, and the options of both."""
     try:
-        asked = read_json(path)
-        options = {key: asked[key] for key in ("strict", "log")}
-        first = config_from_settings(asked["low"])
+        request = read_json(path)
+        options = {key: request[key] for key in ("strict", "log")}
+        first = config_from_settings(request["low"])
         if first.spec.sequence_from_json is None:
             raise ValueError(f"a {first.spec.name} run has no second stage")
-        return first, first.spec.sequence_from_json(asked["finish"]), options
+        return first, first.spec.sequence_from_json(request["finish"]), options
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise PatchloomError(f"{path} is damaged: {error!r}.") from error
