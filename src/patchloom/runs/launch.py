@@ -26,7 +26,7 @@ from patchloom.training.processes import join_processes, restarted
 from patchloom.training.run import Run, packages
 from patchloom.weights.files import exported_step, kept_checkpoints
 
-STAGES = "stages.json"  # what a sequence of two runs was asked for: see `patchloom.runs.sequence`
+STAGES = "stages.json"  # the configs of a sequence of two runs: see `patchloom.runs.sequence`
 
 
 def launch(
