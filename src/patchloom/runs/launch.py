@@ -22,8 +22,9 @@ from patchloom.training.checkpoints import State, read_checkpoint
 from patchloom.training.failures import noted_failure
 from patchloom.training.loggers import check_log, open_loggers
 from patchloom.training.loop import Loop
+from patchloom.training.machine import packages
 from patchloom.training.processes import join_processes, restarted
-from patchloom.training.run import Run, packages
+from patchloom.training.run import Run
 from patchloom.weights.files import exported_step, kept_checkpoints
 
 STAGES = "stages.json"  # the configs of a sequence of two runs: see `patchloom.runs.sequence`

@@ -14,28 +14,20 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import platform
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import cache
-from importlib import metadata
 from pathlib import Path
 from shlex import quote
 from typing import Any
 
-import torch
-
-from patchloom.devices import available_devices, device_name
 from patchloom.errors import PatchloomError, StoppedError, errors_in_writing
 from patchloom.reading import parse_json, read_file
 from patchloom.temporary import write_json, write_text
 from patchloom.training.checkpoints import Checkpoints
 from patchloom.training.loggers import Logger
+from patchloom.training.machine import describe_machine, packages
 
-_PACKAGES = ("patchloom", "torch", "torchvision", "timm", "numpy", "pillow", "safetensors", "scikit-learn")
 _MOST = 1 << 30  # bytes of a file of a run folder that is read whole
 # settings that change no result; the images at another place are compared with those that the run began with
 _FREE = ("workers", "checkpoint_every", "log", "data", "gradient_checkpointing", "sources")
@@ -230,47 +222,3 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     plain = json.loads(json.dumps([old, new]))
     changed = [key for key in old if key not in _FREE and (key not in plain[1] or plain[0][key] != plain[1][key])]
     return [f"{key} is {json.dumps(new.get(key))}, was {json.dumps(old[key])}" for key in changed]
-
-
-def describe_machine() -> dict[str, Any]:
-    """Versions, machine, and the state of the code, to explain later why a result differs."""
-    return {
-        "python": platform.python_version(),
-        "packages": packages(),
-        "machine": {
-            "platform": platform.platform(),
-            "processor": platform.processor() or platform.machine(),
-            "cores": os.cpu_count(),
-            "threads": torch.get_num_threads(),
-            "capability": torch.backends.cpu.get_cpu_capability(),
-            "accelerators": [device_name(torch.device(name)) for name in available_devices()[1:]],
-        },
-        "git": _git_state(),
-        "command": sys.argv,
-        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-    }
-
-
-@cache
-def packages() -> dict[str, str | None]:
-    """The versions of the libraries that a result depends on."""
-    return {name: _version(name) for name in _PACKAGES}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _git_state() -> dict[str, Any] | None:
-    """Of the folder that the command was given in."""
-    try:
-        commit, changes = (
-            subprocess.run(["git", *words], capture_output=True, text=True, timeout=10, check=True).stdout.strip()
-            for words in (("rev-parse", "HEAD"), ("status", "--porcelain"))
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return {"commit": commit, "changed_files": len(changes.splitlines())}
