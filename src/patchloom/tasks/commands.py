@@ -20,7 +20,8 @@ from patchloom.errors import PatchloomError
 
 @dataclass(frozen=True)
 class Command:
-    """A command that starts runs: its arguments, and the run config that it makes of them.
+    """A command that starts runs: its arguments, and the run config that it makes of them. `data` is among the arguments:
+    the default run folder is named after it.
 
     `options.settings` has the key=value words of the command line; `sequence` and `plan` take theirs out of it.
     """

@@ -22,7 +22,8 @@ from patchloom.tasks.classification.images import Images, open_images
 from patchloom.tasks.classification.losses import Loss
 from patchloom.tasks.classification.start import fill_from, freeze
 from patchloom.tasks.classification.task import Classification
-from patchloom.tasks.classification.teachers import STUDENT, TeacherCache, Teachers, open_teacher
+from patchloom.tasks.classification.teacher_cache import TeacherCache
+from patchloom.tasks.classification.teachers import STUDENT, Teachers, open_teacher
 from patchloom.tasks.spec import Context
 from patchloom.training.checks import check_batch
 from patchloom.training.schedule import total_steps
