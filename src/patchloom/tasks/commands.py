@@ -20,8 +20,8 @@ from patchloom.errors import PatchloomError
 
 @dataclass(frozen=True)
 class Command:
-    """A command that starts runs: its arguments, and the run config that it makes of them. `data` is among the arguments:
-    the default run folder is named after it.
+    """A command that starts runs: its arguments, and the run config that it makes of them. One of them is `data`, after
+    which the default run folder is named.
 
     `options.settings` has the key=value words of the command line; `sequence` and `plan` take theirs out of it.
     """
