@@ -1,4 +1,4 @@
-"""How long a step takes, measured on a few small ones. Nothing is written."""
+"""The length of a run, its learning rates, and its time, measured on a few small steps. Nothing is written."""
 
 from __future__ import annotations
 
