@@ -39,8 +39,8 @@ from patchloom.tasks.translation.plans import plan_translation
 from patchloom.tasks.translation.predict import decoding_options
 from patchloom.tasks.translation.task import TextBatch, Translation
 from patchloom.tasks.translation.text import read_parallel
+from patchloom.temporary import write_json
 from patchloom.training.processes import Processes
-from patchloom.training.run import write_text
 from translation_page import page
 from translation_peers import SIZES, make_network, network_config, parameters
 
@@ -83,7 +83,7 @@ class Bench:
                     {key: round(value, 4) if isinstance(value, float) else value for key, value in row.items()},
                     flush=True,
                 )
-            write_text(file, json.dumps(rows, indent=1) + "\n")
+            write_json(file, rows)
         found: list[dict[str, Any]] = json.loads(file.read_text())
         return found
 

@@ -76,6 +76,6 @@ def test_every_extra_that_a_message_names_exists() -> None:
     used = {
         extra
         for path in (ROOT / "src").rglob("*.py")
-        for extra in re.findall(r"install_hint\(['\"](\w+)", path.read_text(encoding="utf-8"))
+        for extra in re.findall(r"""(?:install_hint\(|needed\("[^"]+", )['"](\w+)""", path.read_text(encoding="utf-8"))
     }
     assert {"onnx", "export", "serve", "hub", "timm", "figures", "slurm"} <= used <= extras

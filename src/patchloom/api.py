@@ -140,10 +140,10 @@ def distill(
     The others are those of `train`.
     """
     method = changes.pop("how", method)
-    taught = plan_distillation(teacher, method, **(changes.pop("teaching", None) or distillation or {}))
+    teachers = plan_distillation(teacher, method, **(changes.pop("teaching", None) or distillation or {}))
     splits = Splits(train_split, test_split, hold_out)
     options = model_options or {}
-    config = plan_training(data, model, recipe, changes, options, labels, distillation=taught, splits=splits)
+    config = plan_training(data, model, recipe, changes, options, labels, distillation=teachers, splits=splits)
     return launch(config, out, strict=strict, log=log, console=console, device=device, callbacks=callbacks)
 
 

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from patchloom.errors import PatchloomError
-from patchloom.install import install_hint
+from patchloom.install import needed
 
 _SCHEMAS = {
     "nms": "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
@@ -68,8 +67,6 @@ _declare_missing_operators()
 
 def import_timm() -> Any:
     """timm, with the operators declared first; a sentence instead of an ImportError where it is not installed."""
-    try:
+    with needed("This needs timm", "timm"):
         import timm
-    except ImportError as error:
-        raise PatchloomError(f"This needs timm: {install_hint('timm')}") from error
     return timm

@@ -33,7 +33,7 @@ class Console:
         self._write("\r\033[K" + printable(text))
 
     def _write(self, text: str) -> None:
-        """Write to the output. If its reader has gone away, the console becomes quiet and the work goes on.
+        """Write to the output. If its reader has gone away, the console becomes quiet and the work continues.
 
         Characters that the output cannot encode, such as those in file names, are written as escapes.
         """

@@ -58,7 +58,7 @@ def _accelerator() -> str | None:
 
 
 def _own_index() -> int:
-    """The device of a process that is not told which: that of its local rank, or the current one."""
+    """The device of a process without a given one: that of its local rank, or the current one."""
     local = os.environ.get("LOCAL_RANK", "")
     return int(local) if local.isdecimal() else max(0, torch.accelerator.current_device_index())
 
@@ -81,7 +81,7 @@ def make_current(device: torch.device) -> None:
 
 
 def wait_for(device: torch.device) -> None:
-    """Wait until a device has done all that it was asked for; a clock that is read before says too little."""
+    """Wait until a device has finished its work; a time measured before that is too short."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from os import PathLike
@@ -38,7 +38,7 @@ class PatchloomError(ValueError):
 
 
 class StoppedError(PatchloomError):
-    """Work that could not go on: a loss that is not finite, a full disk. Exit code 1."""
+    """Work that could not continue: a loss that is not finite, a full disk. Exit code 1."""
 
     exit_code = 1
 
@@ -64,6 +64,15 @@ def errors_in(part: str) -> Iterator[None]:
         raise PatchloomError(f"{part} raised {type(error).__name__}: {error}") from error
 
 
+@contextmanager
+def errors_in_writing(place: object, kind: type[PatchloomError] = PatchloomError) -> Iterator[None]:
+    """Raise an OSError as a PatchloomError (or another `kind`): `place` cannot be written, and why."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{place} cannot be written: {error.strerror or error}.") from error
+
+
 def check_place(name: str, value: object) -> None:
     """Refuse an argument that is neither a name nor a path, before anything is opened."""
     if not isinstance(value, str | PathLike):
@@ -73,6 +82,14 @@ def check_place(name: str, value: object) -> None:
 def is_out_of_memory(error: Exception) -> bool:
     """Whether memory ran out; torch raises a RuntimeError that says so, of a type of its own on a GPU."""
     return isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error)
+
+
+def check_choice(name: str, value: str, choices: Collection[str]) -> None:
+    """Refuse a value of the option `name` that is not among the choices; the message lists them."""
+    if value not in choices:
+        raise PatchloomError(
+            f"Unknown value {value!r} for {name}. Choose from: {', '.join(choices)}.{did_you_mean(str(value), choices)}"
+        )
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -11,8 +11,12 @@ import re
 import shlex
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
+
+from patchloom.errors import PatchloomError
 
 _REQUIREMENT = re.compile(r"""(?P<package>[^;]+?)\s*;.*\bextra\s*==\s*['"](?P<extra>[^'"]+)['"]""")
 _OWN_EXTRAS = re.compile(r"patchloom\[(?P<extras>[^\]]+)\]")
@@ -25,6 +29,20 @@ def pip_install(*words: str) -> str:
     own = found is not None and Path(found).parent == Path(sys.executable).parent
     pip = ["pip"] if own else [sys.executable, "-m", "pip"]
     return shlex.join([*pip, "install", *words])
+
+
+@contextmanager
+def needed(what: str, extra: str) -> Iterator[None]:
+    """Imports of an optional package, whose absence is a PatchloomError with the command that installs it.
+
+    Args:
+        what: the beginning of the message, such as "BLEU needs sacrebleu".
+        extra: the extra of pyproject.toml that has the package.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise PatchloomError(f"{what}: {install_hint(extra)}") from error
 
 
 def install_hint(extra: str) -> str:

@@ -1,7 +1,9 @@
-"""Pages in one HTML file that needs no network: their style and the script that shows values of charts on hover."""
+"""Pages in one HTML file that needs no network: their style, the script that shows values of charts on hover, and
+images inside them."""
 
 from __future__ import annotations
 
+import base64
 from html import escape
 from importlib.resources import files
 
@@ -15,3 +17,8 @@ def html_page(title: str, body: str) -> str:
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{escape(title)}</title>'
         f"<style>{style}</style><body>{body}<script>{script}</script></body></html>\n"
     )
+
+
+def data_url(data: bytes, media_type: str) -> str:
+    """The bytes of an image as a URL that holds them; `media_type` is image/png or the like."""
+    return f"data:{media_type};base64,{base64.b64encode(data).decode()}"

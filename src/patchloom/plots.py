@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from patchloom.errors import PatchloomError
-from patchloom.install import install_hint
+from patchloom.errors import PatchloomError, errors_in_writing
+from patchloom.install import needed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -14,10 +14,8 @@ if TYPE_CHECKING:
 
 def new_figure(width: float, height: float) -> Figure:
     """An empty figure, in inches, that belongs to no window."""
-    try:
+    with needed("Figures need matplotlib", "figures"):
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise PatchloomError(f"Figures need matplotlib: {install_hint('figures')}") from error
     # Figure itself instead of pyplot, which keeps every figure in memory and may open windows.
     return Figure(figsize=(width, height), layout="constrained")
 
@@ -33,7 +31,5 @@ def check_figure_path(path: Path) -> None:
 def save_figure(figure: Figure, path: Path) -> None:
     """Write a figure as .png, .svg or .pdf, by the suffix of the path."""
     check_figure_path(path)
-    try:
+    with errors_in_writing(path):
         figure.savefig(path, dpi=120)
-    except OSError as error:
-        raise PatchloomError(f"{path} cannot be written: {error.strerror or error}.") from error

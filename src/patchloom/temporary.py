@@ -6,6 +6,7 @@ by the next one that writes to the same place.
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import re
@@ -13,6 +14,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 _HOST = re.sub(r"\W", "", platform.node())  # processes of another machine or container have numbers of their own
 _open: set[Path] = set()
@@ -52,6 +54,11 @@ def write_text(path: Path, text: str) -> None:
         raise
     finally:
         beside.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a value as JSON, as `write_text` writes a text."""
+    write_text(path, json.dumps(value, indent=1) + "\n")
 
 
 def sync(path: Path) -> None:

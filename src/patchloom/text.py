@@ -31,6 +31,11 @@ def without_nan(value: Any) -> Any:
     return value
 
 
+def with_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values read from JSON, with tuples in place of its lists: frozen configs hold tuples."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+
+
 def describe(value: object) -> str:
     """A value by its type: "a float32 tensor of shape (4, 8)", "a list of 3 values", "NoneType"."""
     if (shape := getattr(value, "shape", None)) is not None:

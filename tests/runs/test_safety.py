@@ -23,6 +23,7 @@ from patchloom.tasks.classification.task import Classification
 from patchloom.temporary import own_name
 from patchloom.training import run as run_module
 from patchloom.training.loop import Loop
+from patchloom.training.machine import packages
 
 QUIET = {"console": Console(quiet=True)}
 TINY = {
@@ -159,7 +160,7 @@ def test_an_edited_recipe_is_refused_and_other_versions_are_told(
         resume(out, **QUIET)
     path.write_text(original.replace("\nworkers: 0\n", "\nworkers: 1\n"))
     resume(out, **QUIET)
-    monkeypatch.setattr(launch_module, "packages", lambda: {**run_module.packages(), "torch": "9.9"})
+    monkeypatch.setattr(launch_module, "packages", lambda: {**packages(), "torch": "9.9"})
     resume(out, Console())
     assert "torch 9.9 (was " in capsys.readouterr().out
 

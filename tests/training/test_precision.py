@@ -26,7 +26,7 @@ def asked_anew() -> Iterator[None]:
         ("import os; os.kill(os.getpid(), 4)", "kills the process on this machine (SIGILL"),
         ("raise RuntimeError('no {dtype}')", "fails on this machine (RuntimeError: no bfloat16)"),
         ("import sys; sys.exit(3)", "fails on this machine (no message)"),
-        ("import time; time.sleep(60)", "gives no answer within 1 seconds"),
+        ("import time; time.sleep(60)", "gives no result within 1 seconds"),
     ],
 )
 def test_what_a_child_does_not_survive_is_refused(program: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:

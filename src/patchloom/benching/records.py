@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,10 +13,10 @@ import torch
 
 from patchloom.benching.timing import copy_rate, gemm_rate
 from patchloom.devices import Device, choose_device, device_name
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, errors_in_writing
 from patchloom.kernels.native import why_not
 from patchloom.reading import parse_json, read_file
-from patchloom.temporary import write_text
+from patchloom.temporary import write_json
 
 _MOST = 1 << 26  # bytes of a file of measurements
 # Noise bands: how far a metric may fall below the recorded value, as a fraction; negative for metrics where lower is
@@ -69,10 +68,8 @@ def describe_run(machine: Mapping[str, Any], rounds: int) -> str:
 
 def write_records(rows: Sequence[Row], machine: Mapping[str, Any], path: Path) -> None:
     """Write rows and the description of the machine as JSON, atomically; raises PatchloomError if that fails."""
-    try:
-        write_text(path, json.dumps({"about": machine, "rows": rows}, indent=1) + "\n")
-    except OSError as error:
-        raise PatchloomError(f"{path} cannot be written ({error.strerror}).") from error
+    with errors_in_writing(path):
+        write_json(path, {"about": machine, "rows": rows})
 
 
 def read_records(path: str | Path) -> list[Row]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from patchloom.cli.output import JSON_HELP, add_command, add_device, out_folder, print_json
+from patchloom.errors import PatchloomError
 
 
 def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
@@ -17,7 +18,7 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
         commands,
         "bench",
         shared,
-        "measure the speed and memory of models, optionally beside timm or the published code",
+        "measure the speed and memory of models, optionally compared with timm or the published code",
         [
             "patchloom bench deit_small --against timm",
             "patchloom bench deit_tiny cait_xxs24 --sizes 224 384 --out bench --compare earlier/bench.json",
@@ -30,7 +31,9 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
         nargs="+",
         help="model names (see `patchloom models`), timm:NAME, or run folders, exported models, weight files and tags",
     )
-    group.add_argument("--against", choices=["timm", "published"], help="compare with this, measured in turns")
+    group.add_argument(
+        "--against", choices=["timm", "published"], help="implementation to compare with; the measurements alternate"
+    )
     group.add_argument(
         "--int8",
         action="store_true",
@@ -125,7 +128,6 @@ def run(options: argparse.Namespace) -> None:
 def _cases(options: argparse.Namespace) -> Iterator[tuple[str, int, int | None]]:
     """Name, image side and depth of every row."""
     from patchloom.benching.peers import case_config
-    from patchloom.errors import PatchloomError
 
     # All names are resolved first, so that a wrong one costs no measurement.
     for name, config in [(name, case_config(name)) for name in options.models]:

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from patchloom.cli.output import DATA_HELP, JSON_HELP, add_command, print_json
+from patchloom.errors import PatchloomError
 from patchloom.terminal import print_lines
 
 _SHOWN = 10  # classes that are listed; the others are counted
@@ -53,7 +54,6 @@ def _add_show(parts: Any, shared: argparse.ArgumentParser) -> None:
 
 def show(options: argparse.Namespace) -> None:
     """Write the sheet."""
-    from patchloom.errors import PatchloomError
     from patchloom.recipes.changes import parse_words
     from patchloom.recipes.registry import find_recipe
     from patchloom.tasks.registry import task_for_recipe

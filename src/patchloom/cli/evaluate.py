@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from patchloom.cli.output import JSON_HELP, MODEL_HELP, add_command, add_device, print_json
+from patchloom.errors import PatchloomError
 from patchloom.tasks.commands import Commands, Tool, task_commands
 from patchloom.terminal import print_lines
 
@@ -108,8 +109,6 @@ def _commands_for(model: str | None) -> Commands:
 
 def _check_options(options: argparse.Namespace, task: str) -> None:
     """Refuse an option that only models of other tasks have: it would be ignored."""
-    from patchloom.errors import PatchloomError
-
     for action, tasks in options.owners.items():
         if task not in tasks and getattr(options, action.dest) != action.default:
             raise PatchloomError(f"{action.option_strings[0]} has no effect on this model: leave it out.")
@@ -125,8 +124,6 @@ def run_evaluate(options: argparse.Namespace) -> None:
 
 
 def run_predict(options: argparse.Namespace) -> None:
-    from patchloom.errors import PatchloomError
-
     commands = _commands_for(options.model)
     _check_options(options, commands.task)
     output = commands.predict.run(options)

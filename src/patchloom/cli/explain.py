@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from patchloom.cli.output import JSON_HELP, MODEL_HELP, add_command, add_device, out_folder, print_json
-from patchloom.temporary import write_text
+from patchloom.console import Console
+from patchloom.errors import PatchloomError, errors_in_writing
+from patchloom.temporary import write_json
 from patchloom.terminal import print_lines
 from patchloom.text import without_nan
 
@@ -75,9 +74,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _run_models(options: argparse.Namespace) -> None:
-    from patchloom.console import Console
     from patchloom.data.decoding import EXTENSIONS
-    from patchloom.errors import PatchloomError
     from patchloom.explaining.analyses import analyse
     from patchloom.explaining.charts import draw_analysis
 
@@ -89,9 +86,9 @@ def _run_models(options: argparse.Namespace) -> None:
     data = {"labels": options.labels, "split": options.split, "count": options.count, "device": options.device}
     found = analyse(models, options.data, **data, console=Console(sys.stderr))
     out = out_folder(options.out)
-    with _writing(out):
-        write_text(out / "analysis.json", json.dumps(without_nan(found), indent=1) + "\n")
-        written = [out / "analysis.json", *draw_analysis(found, out)]
+    with errors_in_writing(out / "analysis.json"):
+        write_json(out / "analysis.json", without_nan(found))
+    written = [out / "analysis.json", *draw_analysis(found, out)]
     if options.json:
         print_json(found)
         return
@@ -100,7 +97,6 @@ def _run_models(options: argparse.Namespace) -> None:
 
 
 def _run_pictures(options: argparse.Namespace) -> None:
-    from patchloom.errors import PatchloomError
     from patchloom.explaining.explanation import check_top, find_class
     from patchloom.explaining.maps import check_maps
     from patchloom.inference.models import open_model
@@ -140,7 +136,6 @@ def _run_pictures(options: argparse.Namespace) -> None:
 
 
 def _explain_one(network: Any, path: Path, out: Path, **options: Any) -> dict[str, Any]:
-    from patchloom.errors import PatchloomError
     from patchloom.explaining.explanation import explain
     from patchloom.plots import save_figure
 
@@ -160,16 +155,6 @@ def _free_name(folder: Path, stem: str) -> Path:
         number += 1
         path = folder / f"{stem}-{number}.explained.png"
     return path
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    from patchloom.errors import PatchloomError
-
-    try:
-        yield
-    except OSError as error:
-        raise PatchloomError(f"{error.filename or path} cannot be written: {error.strerror or error}.") from error
 
 
 def _print_row(row: dict[str, Any]) -> None:

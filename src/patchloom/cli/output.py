@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from patchloom.errors import PatchloomError
 from patchloom.terminal import printable
 from patchloom.text import without_nan
 
@@ -83,8 +84,6 @@ def print_json(value: Any) -> None:
 
 def out_folder(name: str) -> Path:
     """The folder of --out, created if necessary; raises PatchloomError if that fails."""
-    from patchloom.errors import PatchloomError
-
     try:
         Path(name).mkdir(parents=True, exist_ok=True)
     except OSError as error:

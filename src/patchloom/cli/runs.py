@@ -1,4 +1,4 @@
-"""`patchloom runs`: what was trained, and what came of it."""
+"""`patchloom runs`: a list of runs, or the details of one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from patchloom.cli.output import add_command, print_json, table
+from patchloom.console import duration
 from patchloom.terminal import print_lines
 
 if TYPE_CHECKING:
@@ -112,13 +113,15 @@ def _results(info: RunInfo) -> list[tuple[str, str]]:
 
 def _next(info: RunInfo) -> list[tuple[str, str]]:
     """What can be done with the run now."""
+    from patchloom.tasks.registry import find_task
+
     if info.status == "finished":
         return [("report", str(info.folder / "report.html")), ("weights", str(info.folder / "export"))]
-    return (
-        [("continue", f"patchloom resume {quote(str(info.folder))}")]
-        if info.status in ("interrupted", "failed")
-        else []
-    )
+    if info.status not in ("interrupted", "failed"):
+        return []
+    if find_task(info.settings["task"]).from_python:
+        return [("continue", "run the Python script that started it again")]
+    return [("continue", f"patchloom resume {quote(str(info.folder))}")]
 
 
 def _last_epochs(info: RunInfo) -> list[str]:
@@ -144,6 +147,4 @@ def _epochs(info: RunInfo) -> str:
 
 
 def _time(info: RunInfo) -> str:
-    from patchloom.console import duration
-
     return "-" if info.seconds is None else duration(info.seconds)

@@ -102,7 +102,11 @@ def _add_query(parts: Any, shared: argparse.ArgumentParser) -> None:
         metavar="C",
         help=f"{CONDITION_HELP} or oracle=NAME (images of the class NAME first) (default: none)",
     )
-    group.add_argument("--coarse", metavar="COLUMN", help="column of the coarse classes (default: the one trained on)")
+    group.add_argument(
+        "--coarse",
+        metavar="COLUMN",
+        help="column of the coarse classes (default: the one that the model was trained on)",
+    )
     group = parser.add_argument_group("output")
     group.add_argument("--gallery", metavar="FILE.html", help="also write a page with the pictures, in one file")
     group.add_argument("--json", action="store_true", help=JSON_HELP)
@@ -149,7 +153,10 @@ def _add_classify(parts: Any, shared: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("classification")
     group.add_argument("--labels", metavar="COLUMN", required=True, help="label column with the classes")
     group.add_argument(
-        "-k", type=int, metavar="N", help="number of neighbours (default: 10 to 30, by leave-one-out on the index)"
+        "-k",
+        type=int,
+        metavar="N",
+        help="number of neighbours (default: chosen from 10 to 30 by leave-one-out on the index)",
     )
     group.add_argument("--json", action="store_true", help=JSON_HELP)
     parser.set_defaults(run=search_commands.classify)
@@ -179,7 +186,11 @@ def _add_evaluate(parts: Any, shared: argparse.ArgumentParser) -> None:
         metavar="C",
         help=f"{CONDITION_HELP} or oracle (images of the query's coarse class first) (default: none)",
     )
-    group.add_argument("--coarse", metavar="COLUMN", help="column of the coarse classes (default: the one trained on)")
+    group.add_argument(
+        "--coarse",
+        metavar="COLUMN",
+        help="column of the coarse classes (default: the one that the model was trained on)",
+    )
     group.add_argument("-k", type=int, metavar="N", help="neighbours for kNN (default: by leave-one-out)")
     group.add_argument("--workers", metavar="N", type=int, default=0, help="processes that read images (default: 0)")
     group.add_argument("--json", action="store_true", help=JSON_HELP)

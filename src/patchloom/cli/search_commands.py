@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from patchloom.cli.output import print_json, table
+from patchloom.console import Console
+from patchloom.errors import PatchloomError
 from patchloom.terminal import print_lines
 
 if TYPE_CHECKING:
@@ -16,7 +18,6 @@ if TYPE_CHECKING:
 
 def build(options: argparse.Namespace) -> None:
     """Build and print what was built."""
-    from patchloom.console import Console
     from patchloom.search.index import Index
 
     made = Index.build(
@@ -63,8 +64,6 @@ def query(options: argparse.Namespace) -> None:
 
 def add(options: argparse.Namespace) -> None:
     """Add and print what changed."""
-    from patchloom.console import Console
-    from patchloom.errors import PatchloomError
     from patchloom.text import count
 
     labels = {}
@@ -105,7 +104,6 @@ def classify(options: argparse.Namespace) -> None:
 
 def evaluate(options: argparse.Namespace) -> None:
     """Evaluate and print one row per column."""
-    from patchloom.console import Console
     from patchloom.search.evaluation import evaluate_search
 
     found = evaluate_search(
@@ -133,7 +131,6 @@ def evaluate(options: argparse.Namespace) -> None:
 
 def split(options: argparse.Namespace) -> None:
     """Cluster, write the manifest and the page, and print a table."""
-    from patchloom.console import Console
     from patchloom.search import splitting
     from patchloom.search.index import Index
 
@@ -160,7 +157,6 @@ def split(options: argparse.Namespace) -> None:
 
 def matrix(options: argparse.Namespace) -> None:
     """Evaluate every run and print the matrix."""
-    from patchloom.console import Console
     from patchloom.search import granularity
 
     found = granularity.granularity(
@@ -172,7 +168,6 @@ def matrix(options: argparse.Namespace) -> None:
 
 def analyse(options: argparse.Namespace) -> None:
     """Analyse every run and print a table."""
-    from patchloom.console import Console
     from patchloom.search import analyses
 
     found = analyses.analyse_search(

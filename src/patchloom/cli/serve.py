@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 from patchloom.cli.output import MODEL_HELP, add_command, add_device
+from patchloom.errors import PatchloomError
 
 
 def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
@@ -63,11 +64,11 @@ def _add_limits(group: Any) -> None:
         ("--max-pixels", "pixels per image (default: 50000000)"),
         ("--max-files", "files per prediction request (default: 32)"),
         ("--max-batch", "images per batch (default: 16)"),
-        ("--max-queue", "images of predictions in progress (default: 256)"),
+        ("--max-queue", "images of all prediction requests in progress (default: 256)"),
         ("--max-queue-bytes", "bytes of all uploads in progress (default: 256000000)"),
         ("--max-explanations", "explanations in progress (default: 16)"),
         ("--max-connections", "open connections (default: 1000, or as many as the limit of open files allows)"),
-        ("--decoders", "threads that decode large images (default: the number of cores, but 2 to 4)"),
+        ("--decoders", "threads that decode large images (default: the number of cores, at least 2 and at most 4)"),
     ):
         group.add_argument(flag, metavar="N", type=int, help=text)
     group.add_argument(
@@ -90,7 +91,6 @@ def run_serve(options: argparse.Namespace) -> None:
     """Serve until a signal."""
     from dataclasses import fields
 
-    from patchloom.errors import PatchloomError
     from patchloom.install import install_hint
     from patchloom.serve.settings import Settings
 

@@ -10,6 +10,8 @@ from functools import partial
 from typing import Any
 
 from patchloom.cli.output import add_command, add_device, is_main_process, print_json
+from patchloom.console import Console
+from patchloom.errors import PatchloomError
 from patchloom.tasks.commands import Command, task_commands
 
 
@@ -86,7 +88,6 @@ def _print_plan(options: argparse.Namespace, config: Any, sequence: Any, console
 
 def _out(options: argparse.Namespace) -> AbstractContextManager[Any]:
     """The run folder: that of --out, or a new one."""
-    from patchloom.errors import PatchloomError
     from patchloom.runs.folders import free_folder
 
     if options.out is not None:
@@ -99,7 +100,6 @@ def _out(options: argparse.Namespace) -> AbstractContextManager[Any]:
 
 def run_resume(options: argparse.Namespace) -> None:
     """Resume a run, or with --epochs extend it."""
-    from patchloom.errors import PatchloomError
     from patchloom.runs.sequence import resume
 
     more = getattr(options, "epochs", 0)
@@ -110,8 +110,6 @@ def run_resume(options: argparse.Namespace) -> None:
 
 
 def _console(options: argparse.Namespace) -> Any:
-    from patchloom.console import Console
-
     # With --json standard output holds one JSON value and nothing else.
     return Console(sys.stderr if options.json else sys.stdout, quiet=not is_main_process())
 

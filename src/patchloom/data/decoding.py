@@ -25,7 +25,7 @@ EXTENSIONS = frozenset(
 )
 MOST_BYTES = 512 << 20  # of an encoded image: as many as Pillow's limit of pixels takes with 16 bits per channel
 
-# A file is opened by what it contains, whatever its name says, and Pillow hands some formats to other programs.
+# The content of a file decides its format, not its name. For some formats Pillow would start other programs.
 _FORMATS = frozenset({"JPEG", "MPO", "PNG", "GIF", "BMP", "DIB", "TIFF", "WEBP", "PPM", "JPEG2000", "AVIF", "HEIF"})
 # formats that not every installation reads: extensions, first bytes after "ftyp", what reads them, how to get it
 _OPTIONAL = {

@@ -158,7 +158,7 @@ def _with_strays(root: Path, folders: dict[str, Path], walks: dict[str, _Walk], 
         split: [(folder / name).relative_to(root).as_posix() for name in _images_in(folder)]
         for split, folder in folders.items()
     }
-    # Classes that training lacks have no index: then nobody has a class, rather than some.
+    # Classes that training lacks have no index: then no image has a class, rather than some of them.
     trained = set(_class_names(walks, []))
     if not any(strays.values()) and all(names[0] in trained for rows in found.values() for _, names in rows):
         return found

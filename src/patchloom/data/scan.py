@@ -104,7 +104,7 @@ def pixel_digest(image: Image.Image) -> bytes:
 
 
 def glance(image: Image.Image) -> bytes:
-    """A digest of some pixels, in no time: the same for equal images, and perhaps for others."""
+    """A digest of a few pixels, which is fast: the same for equal images, and sometimes for different ones."""
     return pixel_digest(image.resize((_GLANCE, _GLANCE), Image.Resampling.NEAREST))
 
 

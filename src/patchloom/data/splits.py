@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 from patchloom.data.listing import SPLIT_NAMES
 from patchloom.data.sources import Item, Source, bytes_of
@@ -42,6 +43,15 @@ class Splits:
         if not 0 <= share < 1 or (share == 0 and isinstance(self.hold_out, str) and self.hold_out != "none"):
             raise PatchloomError(f"--hold-out is none or a fraction between 0 and 1, not {self.hold_out!r}.")
         object.__setattr__(self, "hold_out", share)
+
+    def to_json(self) -> dict[str, Any]:
+        """As recipe.yaml holds them."""
+        return {"train_split": self.train, "test_split": self.test, "hold_out": self.hold_out}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Splits:
+        """From the settings in recipe.yaml; early versions recorded none."""
+        return cls(values.get("train_split"), values.get("test_split"), values.get("hold_out"))
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from patchloom.errors import PatchloomError
 from patchloom.explaining.maps import central_patches
-from patchloom.install import install_hint
+from patchloom.install import needed
 from patchloom.plots import new_figure
 
 if TYPE_CHECKING:
@@ -100,10 +99,8 @@ def overlay(image: np.ndarray, values: np.ndarray) -> np.ndarray:
 
     Raises PatchloomError if matplotlib is missing.
     """
-    try:
+    with needed("Overlays need matplotlib", "figures"):
         from matplotlib import colormaps
-    except ImportError as error:
-        raise PatchloomError(f"Overlays need matplotlib: {install_hint('figures')}") from error
     # Luma weights of ITU-R 601.
     grey = image @ np.array([0.299, 0.587, 0.114]) / 255
     return colormaps["cividis"](grey * values, bytes=True)[..., :3]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from patchloom.errors import PatchloomError, did_you_mean
+from patchloom.errors import PatchloomError, check_choice
 from patchloom.explaining.baselines import grad_cam, occlusion
 from patchloom.layers.attention import Attention, ClassAttention, capture_attention
 from patchloom.layers.mixing import ClassMLP, CrossPatchLinear
@@ -81,10 +81,7 @@ def check_maps(network: Network, names: str | Sequence[str] | None) -> tuple[str
     """The requested maps without repetition, by default all; raises PatchloomError for those that are not supported."""
     possible, names = available_maps(patch_network(network)), (names,) if isinstance(names, str) else names
     for name in names or ():
-        if name not in MAPS:
-            raise PatchloomError(
-                f"Unknown value {name!r} for --map. Choose from: {', '.join(MAPS)}.{did_you_mean(name, MAPS)}"
-            )
+        check_choice("--map", name, MAPS)
         if name not in possible:
             raise PatchloomError(
                 f"{network.config.name} does not support the map {name!r}. Choose from: {', '.join(possible)}."

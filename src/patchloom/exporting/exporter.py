@@ -18,7 +18,7 @@ from PIL import Image
 
 from patchloom import temporary
 from patchloom.devices import Device, choose_device
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, errors_in_writing
 from patchloom.exporting.check import Comparison, calibration_crops, compare, find_pictures
 from patchloom.exporting.formats import FORMATS, Artefact, Format, Request, find_format, make
 from patchloom.exporting.text import TextFiles, check_text_options, compare_text, encoder_file
@@ -102,12 +102,9 @@ def export(
         request = Request(network, int8, with_preprocessing, chosen)
         write = partial(_write_checked, request, find_pictures(images, model))
     replaced = path.exists()
-    try:
-        with _temporary_folder(path) as folder:
-            found = write(to, path, folder, bound)
-            size = _move(folder, path)
-    except OSError as error:
-        raise PatchloomError(f"{path} cannot be written: {error.strerror or error}.") from error
+    with errors_in_writing(path), _temporary_folder(path) as folder:
+        found = write(to, path, folder, bound)
+        size = _move(folder, path)
     return Report(
         to, str(path), size, found.difference, found.agreement, bound, found.images, found.sizes, replaced,
         "sentences" if isinstance(network, TranslationNetwork) else "images",

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from patchloom import __version__
 from patchloom.data.images import to_input
-from patchloom.errors import PatchloomError, did_you_mean
+from patchloom.errors import PatchloomError, check_choice
 from patchloom.install import install_hint
 from patchloom.models.network import Network
 
@@ -90,10 +90,7 @@ FORMATS = {
 
 def find_format(to: str, int8: bool, with_preprocessing: bool) -> Format:
     """The format of this name; raises PatchloomError if it lacks a requested feature or a package is not installed."""
-    if to not in FORMATS:
-        raise PatchloomError(
-            f"Unknown value {to!r} for --to. Choose from: {', '.join(FORMATS)}.{did_you_mean(to, FORMATS)}"
-        )
+    check_choice("--to", to, FORMATS)
     form = FORMATS[to]
     if int8 and not form.int8:
         able = " and ".join(name for name, other in FORMATS.items() if other.int8)

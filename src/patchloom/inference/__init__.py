@@ -1,2 +1,2 @@
-"""What a trained network is used for, whatever it was trained for: embeddings, neighbours, probes, branch norms and
+"""What a trained network of any task is used for: embeddings, neighbours, probes, branch norms and
 prediction over many images. Imports data, models, weights and training, but no task."""

@@ -27,7 +27,7 @@ def wilson_interval(correct: int, count: int) -> tuple[float, float]:
 
 
 def few_images_warning(number: int) -> str | None:
-    """What to know of an accuracy that is measured on `number` images, where they are too few."""
+    """A warning if an accuracy is measured on too few images, else None."""
     if number >= FEW_IMAGES:
         return None
     low, high = wilson_interval(number // 2, number)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from os import PathLike
 from typing import Any
 
@@ -12,7 +11,7 @@ from patchloom.devices import Device, choose_device
 from patchloom.errors import PatchloomError
 from patchloom.models.foreign import is_onnx
 from patchloom.models.fused import fuse
-from patchloom.models.network import Network, unwrapped
+from patchloom.models.network import Network, evaluation_mode, unwrapped
 from patchloom.models.preprocessing import Preprocessing
 from patchloom.weights.load import load
 
@@ -58,17 +57,9 @@ def open_fused(
         return fuse(open_model(model, resolution, base, device), int8=int8)
 
 
-@contextmanager
-def evaluating(model: Model) -> Iterator[None]:
-    """Give every module of the caller's network its mode back at the end, such as training."""
-    # A model that is loaded belongs to nobody else: nothing to restore.
-    modules = [] if isinstance(model, str | PathLike) else list(unwrapped(model).modules())
-    modes = [module.training for module in modules]
-    try:
-        yield
-    finally:
-        for module, mode in zip(modules, modes, strict=True):
-            module.training = mode
+def evaluating(model: Model) -> AbstractContextManager[None]:
+    """`evaluation_mode` of the caller's network. A model that is loaded belongs to nobody else: nothing to restore."""
+    return nullcontext() if isinstance(model, str | PathLike) else evaluation_mode(unwrapped(model))
 
 
 def check_images(network: Any, source: object) -> None:

@@ -104,8 +104,8 @@ def choose_k(vectors: Vectors, labels: Vectors, ks: Sequence[int] = KS) -> tuple
     """The number of neighbours that classifies best when every item is left out in turn (2.3.3), and the accuracy of
     each; of equal ones the smallest number.
 
-    Numbers beyond the other items are left aside; with fewer than the smallest, all others vote. In collections of
-    more than 40,000 items, evenly spread ones are classified by all others: two billion comparisons in all.
+    Numbers above that of the other items are left out; with fewer items than the smallest, all others vote. In
+    collections of more than 40,000 items, evenly spread ones are classified by all others: two billion comparisons.
     """
     names = torch.as_tensor(labels).long()
     others = len(names) - 1

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from patchloom.layers.residual import Branch
-from patchloom.models.network import Network
+from patchloom.models.network import Network, evaluation_mode
 
 
 @torch.no_grad()  # not inference_mode: see `score`
@@ -26,14 +26,10 @@ def branch_norms(network: Network, images: Tensor) -> dict[str, float]:
         for name, module in network.named_modules()
         if isinstance(module, Branch)
     ]
-    modes = [(module, module.training) for module in network.modules()]
-    network.eval()
     try:
-        network.features(images)
+        with evaluation_mode(network):
+            network.features(images)
     finally:
-        # Module by module: some may have been in eval mode on purpose, such as a frozen BatchNorm.
-        for module, mode in modes:
-            module.training = mode
         for hook in hooks:
             hook.remove()
     return found

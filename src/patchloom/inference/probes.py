@@ -10,7 +10,7 @@ import torch
 
 from patchloom.console import Console
 from patchloom.devices import Device
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, check_choice
 from patchloom.inference.embeddings import embeddings
 from patchloom.inference.items import held_out_by, open_items
 from patchloom.inference.models import Model, open_fused, test_preprocessing, weights_text
@@ -84,8 +84,7 @@ def probe(
 
 def _check_kind(kind: str, k: int | None, temperature: float | None) -> None:
     """Refuse an unknown probe, and settings that it does not have."""
-    if kind not in PROBES:
-        raise PatchloomError(f"--probe is one of {', '.join(PROBES)}, not {kind!r}.")
+    check_choice("--probe", kind, PROBES)
     if kind != "knn" and (k is not None or temperature is not None):
         raise PatchloomError("--k and --temperature are settings of --probe knn.")
     if k is not None and k < 1:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from patchloom.errors import PatchloomError
-from patchloom.install import install_hint
+from patchloom.install import needed
 
 
 def pca_energy(vectors: np.ndarray) -> np.ndarray:
@@ -18,10 +17,8 @@ def pca_energy(vectors: np.ndarray) -> np.ndarray:
 
 def tsne(vectors: np.ndarray) -> np.ndarray:
     """Deterministic t-SNE of (N, D) vectors, (N, 2); raises PatchloomError if scikit-learn is missing."""
-    try:
+    with needed("t-SNE needs scikit-learn", "figures"):
         from sklearn.manifold import TSNE
-    except ImportError as error:
-        raise PatchloomError(f"t-SNE needs scikit-learn: {install_hint('figures')}") from error
     # scikit-learn demands fewer neighbours than points.
     perplexity = min(30.0, (len(vectors) - 1) / 3)
     return TSNE(perplexity=perplexity, random_state=0, init="pca").fit_transform(vectors.astype(np.float32))

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from patchloom.models.config import Config
 from patchloom.models.foreign import ForeignNetwork
 from patchloom.models.masking import Visible
-from patchloom.models.network import Network
+from patchloom.models.network import Network, evaluation_mode
 from patchloom.models.patch_network import PatchNetwork
 from patchloom.models.preprocessing import Preprocessing
 from patchloom.models.registry import build, config_from_json, register_architecture
@@ -158,13 +158,9 @@ def trunk_of(network: Network) -> Network:
 @torch.no_grad()
 def embedding_dim(network: Network) -> int:
     """The length of a network's embedding, by one image."""
-    config, training = network.config, network.training
-    network.eval()
-    try:
-        parameter = next(network.parameters())
+    config, parameter = network.config, next(network.parameters())
+    with evaluation_mode(network):
         return network.embed(parameter.new_zeros(1, config.in_chans, *config.img_size)).shape[1]
-    finally:
-        network.train(training)
 
 
 register_architecture(EmbeddingConfig, EmbeddingNetwork)

@@ -5,7 +5,8 @@ Our own networks are `PatchNetwork`s; `timm:NAME` gives a `ForeignNetwork` with 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, overload
 
 from torch import Tensor, nn
@@ -87,6 +88,15 @@ class Network(nn.Module):
         """The logits of every head, (B, classes) each: of the class token, then of the distillation token."""
         return (self(images),)
 
+    def metadata(self) -> dict[str, Any]:
+        """What travels with the weights, as JSON; a checkpoint of a run holds it."""
+        return {
+            "config": self.config.to_json(),
+            "class_names": self.class_names,
+            "preprocessing": self.preprocessing.to_json(),
+            "label_column": self.label_column,
+        }
+
     def train(self, mode: bool = True) -> Network:
         """As every module's; a BatchNorm whose parameters are frozen keeps its statistics as well."""
         super().train(mode)
@@ -96,6 +106,19 @@ class Network(nn.Module):
                 if parameters and not any(p.requires_grad for p in parameters):
                     module.eval()
         return self
+
+
+@contextmanager
+def evaluation_mode(module: nn.Module) -> Iterator[None]:
+    """Put a module into evaluation mode, and give every module in it its own mode back at the end."""
+    # Module by module: some may be in evaluation mode on purpose, such as a frozen BatchNorm.
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
 
 
 def unwrapped(model: Any) -> Network:

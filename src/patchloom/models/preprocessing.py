@@ -9,6 +9,7 @@ from typing import Any
 
 from patchloom.errors import PatchloomError
 from patchloom.models.config import as_size
+from patchloom.text import with_tuples
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -49,10 +50,7 @@ class Preprocessing:
         known = {field.name for field in dataclasses.fields(cls)}
         if not isinstance(values, dict) or set(values) - known:
             raise PatchloomError(f"Preprocessing is described by {', '.join(sorted(known))}, not by {values!r}.")
-        plain: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
-        }
-        return cls(**plain)
+        return cls(**with_tuples(values))
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from patchloom.errors import PatchloomError, did_you_mean
 from patchloom.models.config import Config, ImageSize, as_size
@@ -110,6 +111,15 @@ def config_from_json(values: Any) -> Config:
 def build(config: Config) -> Network:
     """The network that a config describes."""
     return _BUILDERS[config.architecture][1](config)
+
+
+def rebuild(network: Network, tensors: Mapping[str, Tensor]) -> Network:
+    """A plain copy of a network, with these tensors: one in training may be compiled, sharded or synchronised."""
+    copy = build(network.config)
+    copy.load_state_dict(dict(tensors))
+    for name in ("class_names", "label_column", "preprocessing"):
+        setattr(copy, name, getattr(network, name))
+    return copy
 
 
 def create_model(

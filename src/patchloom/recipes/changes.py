@@ -1,4 +1,4 @@
-"""Changes of a recipe, from `key=value` words or Python values, and the config of the network that it trains."""
+"""Changes of a recipe, from `key=value` words or Python values, and what follows from them for its other fields."""
 
 from __future__ import annotations
 

@@ -21,8 +21,6 @@ _WU = "open in the thesis; Wu et al. 2018"
 _OPEN = "inferred: open in the thesis"
 _SMALL = "ours, for thousands of small images on a CPU"
 
-LOSSES = ("knn+inst", "knn", "inst", "ce", "ce+inst", "triplet", "ce+triplet")
-
 
 @dataclass(frozen=True, kw_only=True)
 class RetrievalOptions(ImageOptions, NetworkOptions):

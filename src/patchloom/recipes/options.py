@@ -1,7 +1,7 @@
 """The part of a recipe that belongs to a task: one frozen dataclass of options per kind of learning.
 
-Tasks that learn from images share `ImageOptions`, those that train our networks `NetworkOptions` too; a task adds its
-own fields. A recipe checks and prints them with the name of the recipe.
+Tasks that learn from images share `ImageOptions` (a module of the user's own `CropOptions` alone), those that train our
+networks `NetworkOptions` too; a task adds its own fields. A recipe checks and prints them with the name of the recipe.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Options:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageOptions(Options):
-    """How training images are cropped and augmented."""
+class CropOptions(Options):
+    """How training images are cropped and augmented, one by one."""
 
     resolution: int | None = 224  # of training and evaluation; None: the model's own
     # random resized crop; simple random crop along both axes, along x only (text of DeiT III; its code has both); zero
@@ -48,12 +48,11 @@ class ImageOptions(Options):
     magnitude: float = 9.0  # of RandAugment
     color_jitter: float = 0.0
     affine: float = 0.0  # small moves: rotation by up to 90 degrees times this, shift and zoom by up to this fraction
-    erasing: float = 0.25
     repeated_augmentation: int = 1
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"
     pixels: Literal["exact", "fast"] = "exact"  # of a JPEG; fast: decoded coarser, no smaller than the crop needs
 
-    FRACTIONS: ClassVar[tuple[str, ...]] = ("crop_scale", "flip", "color_jitter", "affine", "erasing")
+    FRACTIONS: ClassVar[tuple[str, ...]] = ("crop_scale", "flip", "color_jitter", "affine")
     NOT_NEGATIVE: ClassVar[tuple[str, ...]] = ("magnitude",)
 
     def check(self, recipe: str) -> None:
@@ -76,6 +75,15 @@ class ImageOptions(Options):
                 f"three_augment of {recipe} chooses parts of 3-Augment, but augmentation is {self.augmentation}: "
                 f"set augmentation=three too."
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageOptions(CropOptions):
+    """How training images are cropped, augmented and, in a batch, erased."""
+
+    erasing: float = 0.25  # probability of random erasing
+
+    FRACTIONS: ClassVar[tuple[str, ...]] = (*CropOptions.FRACTIONS, "erasing")
 
 
 @dataclass(frozen=True, kw_only=True)

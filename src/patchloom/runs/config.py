@@ -23,7 +23,7 @@ def config_from_settings(values: Mapping[str, Any]) -> RunConfig:
     signs of a damaged file."""
     spec = find_task(values["task"])
     current = spec.upgrade(values)
-    # The settings are flat: fields of the recipe are told from those of the task by their names.
+    # The settings are flat: names tell which are fields of the recipe, and which of the task.
     known = {*setting_types(spec.options), "summary", "sources"}
     fields = {key: value for key, value in current.items() if key in known}
     recipe = Recipe.of(spec.options, name=values["recipe_name"], **fields)

@@ -14,7 +14,6 @@ from typing import Any
 from patchloom.console import Console
 from patchloom.devices import Device, device_name
 from patchloom.errors import PatchloomError, StoppedError
-from patchloom.reading import read_json
 from patchloom.runs.config import config_from_settings, settings_of, with_epochs
 from patchloom.tasks.registry import find_task
 from patchloom.tasks.spec import Context, RunConfig
@@ -23,11 +22,12 @@ from patchloom.training.checkpoints import State, read_checkpoint
 from patchloom.training.failures import noted_failure
 from patchloom.training.loggers import check_log, open_loggers
 from patchloom.training.loop import Loop
+from patchloom.training.machine import packages
 from patchloom.training.processes import Processes, join_processes, restarted
-from patchloom.training.run import Run, packages
-from patchloom.weights.files import kept_checkpoints
+from patchloom.training.run import Run
+from patchloom.weights.files import exported_step, kept_checkpoints
 
-STAGES = "stages.json"  # what a sequence of two runs was asked for: see `patchloom.runs.sequence`
+STAGES = "stages.json"  # the configs of a sequence of two runs: see `patchloom.runs.sequence`
 
 
 def launch(
@@ -77,7 +77,7 @@ def start_task(run: Run, loop: Loop, second_stage: bool = False) -> Run:
     processes = loop.processes
     with processes.notice_loss(run.continuation), _held(run, processes):
         if processes.is_main_process:
-            check_free(run.folder, second_stage)  # again: another process may have begun a run here meanwhile
+            check_free(run.folder, second_stage)  # again: another process may have begun a run here since
             metric = loop.task.metric and dataclasses.asdict(loop.task.metric)
             run.create({**loop.task.environment(), "device": device_name(processes.device), "metric": metric})
         return _train(run, loop)
@@ -174,12 +174,17 @@ def _extended(config: RunConfig, more: int, console: Console) -> RunConfig:
     return with_epochs(config, epochs)
 
 
+def check_out(out: object) -> None:
+    """Refuse anything but a path."""
+    if not isinstance(out, str | PathLike):
+        raise PatchloomError(f"out is the path of a folder for the run, not {type(out).__name__}.")
+
+
 def check_free(place: str | PathLike[str], second_stage: bool = False) -> None:
     """Refuse a folder that holds a run or cannot be written to; called before any long work.
 
     The first run of a sequence holds the folder for the second one, which alone may begin there (`second_stage`)."""
-    if not isinstance(place, str | PathLike):
-        raise PatchloomError(f"out is the path of a folder for the run, not {type(place).__name__}.")
+    check_out(place)
     if not os.fspath(place) or "\0" in str(place):
         raise PatchloomError("--out is empty or holds a NUL byte. Give the name of a folder for the run.")
     out = Path(place)
@@ -275,12 +280,8 @@ def _report_versions(before: Mapping[str, Any], console: Console) -> None:
 def _is_finished(run: Run, loop: Loop) -> bool:
     """Whether all steps are trained, evaluated, reported and exported; model.json is written last."""
     written = all((run.folder / name).exists() for name in ("report.html", "export/model.safetensors"))
-    if not written or not loop.counters.step == loop.counters.evaluated == loop.total:
-        return False
-    try:
-        return bool(read_json(run.folder / "export" / "model.json")["step"] == loop.total)
-    except (PatchloomError, KeyError, TypeError):
-        return False
+    done = loop.counters.step == loop.counters.evaluated == loop.total
+    return written and done and exported_step(run.folder / "export") == loop.total
 
 
 def _newest(run: Run, console: Console) -> tuple[Path | None, str | None]:

@@ -14,8 +14,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from patchloom.errors import PatchloomError
-from patchloom.reading import read_json
+from patchloom.errors import PatchloomError, errors_in_writing
 from patchloom.recipes.changes import is_set_for_run
 from patchloom.tasks.registry import find_task
 from patchloom.temporary import write_text
@@ -23,6 +22,7 @@ from patchloom.training.failures import read_failure
 from patchloom.training.report import epoch_records
 from patchloom.training.run import Run
 from patchloom.training.task import Metric
+from patchloom.weights.files import exported_step
 
 KEYS = ("run", "task", "model", "recipe", "changes", "epochs", "metric", "last", "best", "seconds", "status")
 _FILES = ("recipe.yaml", "log.jsonl", "environment.json")  # one of them makes a folder a run
@@ -143,7 +143,7 @@ def _run_folders(place: Path) -> Iterator[Path]:
 def read_run(folder: Path) -> RunInfo:
     """The run in a folder, whatever its state."""
     info = RunInfo(folder)
-    # Asked first: if nobody trains here, the files read below do not change any more.
+    # Checked first: if no process trains here, the files read below do not change any more.
     running = is_running(folder)
     try:
         run = Run.open(folder)
@@ -211,7 +211,7 @@ def is_running(folder: Path) -> bool:
 
 
 def _ended(info: RunInfo) -> str:
-    """How a run ended that nobody trains."""
+    """The status of a run that no process trains."""
     failure = read_failure(info.folder)
     if not info.records and (info.folder / "export" / "model.json").is_file():
         info.problem = f"{info.folder / 'log.jsonl'} is missing or has no records, although the run was exported."
@@ -232,11 +232,8 @@ def _trained(record: dict[str, Any], settings: dict[str, Any]) -> bool:
 
 def _exported(info: RunInfo) -> bool:
     """Whether export and report are there, and are those of the last epoch."""
-    try:
-        step = read_json(info.folder / "export" / "model.json")["step"]
-    except (PatchloomError, KeyError, TypeError):
-        return False
-    return bool(step == info.records[-1]["step"]) and (info.folder / "report.html").is_file()
+    step = info.records[-1]["step"]
+    return exported_step(info.folder / "export") == step and (info.folder / "report.html").is_file()
 
 
 def write_csv(runs: Sequence[RunInfo], path: Path) -> None:
@@ -261,7 +258,5 @@ def _word(value: Any) -> str:
 
 def write_file(path: Path, text: str) -> None:
     """`write_text` with the project's own error."""
-    try:
+    with errors_in_writing(path):
         write_text(path, text)
-    except OSError as error:
-        raise PatchloomError(f"{path} cannot be written: {error.strerror or error}.") from error

@@ -14,7 +14,7 @@ from patchloom.recipes.changes import apply_changes
 from patchloom.recipes.recipe import Recipe
 from patchloom.recipes.registry import choose_recipe
 from patchloom.runs.config import settings_of
-from patchloom.runs.launch import check_free, continue_task, start_task
+from patchloom.runs.launch import check_free, check_out, continue_task, start_task
 from patchloom.tasks.registry import task_from_python
 from patchloom.tasks.spec import RunConfig
 from patchloom.training.callbacks import Callback
@@ -66,8 +66,7 @@ def resolve_recipe(recipe: str | Recipe, changes: Mapping[str, Any]) -> Recipe:
 
 def earlier_environment(out: str | PathLike[str]) -> dict[str, Any] | None:
     """environment.json of a run that is in the folder already."""
-    if not isinstance(out, str | PathLike):
-        raise PatchloomError(f"out is the path of a folder for the run, not {type(out).__name__}.")
+    check_out(out)
     return Run.open(Path(out)).environment() if (Path(out) / "recipe.yaml").exists() else None
 
 

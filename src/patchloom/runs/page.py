@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 
+from patchloom.pages import html_page
 from patchloom.runs.listing import KEYS, RunInfo, changes_text, write_file
 from patchloom.tasks.registry import find_task
 
@@ -28,13 +28,9 @@ def write_page(runs: Sequence[RunInfo], path: Path) -> None:
         lines = [(colour, _finite(run.curve(name))) for colour, run in zip(colours, runs, strict=True)]
         if any(points for _, points in lines):
             charts.append(_chart(name, lines, [str(run.folder) for run in runs]))
-    style = (files("patchloom") / "report.css").read_text()
-    page = (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        f"<title>{len(runs)} runs</title><style>{style}</style><body><h1>{len(runs)} runs</h1>"
-        f"<div class=curves>{''.join(charts)}</div><div class=wide>{_table(runs, colours)}</div></body></html>\n"
-    )
-    write_file(path, page)
+    title, table = f"{len(runs)} runs", _table(runs, colours)
+    body = f"<h1>{title}</h1><div class=curves>{''.join(charts)}</div><div class=wide>{table}</div>"
+    write_file(path, html_page(title, body))
 
 
 def _finite(points: list[tuple[int, float]]) -> list[tuple[int, float]]:

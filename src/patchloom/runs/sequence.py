@@ -1,11 +1,10 @@
 """Two runs in sequence: the second starts from the weights of the first (train low, finish high: FixRes, thesis 6.3.1).
 
-RUN/stages.json says what was asked for, RUN/low is the first run, RUN itself the second.
+RUN/stages.json holds the configs of both, RUN/low is the first run, RUN itself the second.
 """
 
 from __future__ import annotations
 
-import json
 from os import PathLike
 from pathlib import Path
 from shlex import quote
@@ -13,12 +12,12 @@ from typing import Any
 
 from patchloom.console import Console
 from patchloom.devices import Device
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, errors_in_writing
 from patchloom.reading import read_json
 from patchloom.runs import launch as single
 from patchloom.runs.config import config_from_settings, settings_of
 from patchloom.tasks.spec import RunConfig, RunSequence
-from patchloom.temporary import write_text
+from patchloom.temporary import write_json
 from patchloom.training.processes import join_processes, restarted
 from patchloom.training.run import Run
 
@@ -48,9 +47,9 @@ def launch(
     sequence.check(first)
     processes.wait()  # until all have looked: the main process writes to the folder now
     if processes.is_main_process:
-        asked = {"low": settings_of(first), "finish": sequence.to_json(), "strict": strict, "log": log}
-        with Run(folder, asked).locked():
-            _begin(folder, asked)
+        request = {"low": settings_of(first), "finish": sequence.to_json(), "strict": strict, "log": log}
+        with Run(folder, request).locked():
+            _begin(folder, request)
     processes.wait()
     try:
         return _continue(folder, first, sequence, console, {"strict": strict, "log": log, "device": device})
@@ -60,13 +59,11 @@ def launch(
         raise
 
 
-def _begin(folder: Path, asked: dict[str, Any]) -> None:
-    """Write what was asked for, where no other process has begun meanwhile."""
+def _begin(folder: Path, request: dict[str, Any]) -> None:
+    """Write stages.json, unless another process has begun a run here since."""
     single.check_free(folder)
-    try:
-        write_text(folder / single.STAGES, json.dumps(asked, indent=1) + "\n")
-    except OSError as error:
-        raise PatchloomError(f"{folder} cannot be written: {error}.") from error
+    with errors_in_writing(folder):
+        write_json(folder / single.STAGES, request)
 
 
 def resume(
@@ -104,11 +101,11 @@ def _continue(
 def _read(path: Path) -> tuple[RunConfig, RunSequence, dict[str, Any]]:
     """The first run, what comes after it, and the options of both."""
     try:
-        asked = read_json(path)
-        options = {key: asked[key] for key in ("strict", "log")}
-        first = config_from_settings(asked["low"])
+        request = read_json(path)
+        options = {key: request[key] for key in ("strict", "log")}
+        first = config_from_settings(request["low"])
         if first.spec.sequence_from_json is None:
             raise ValueError(f"a {first.spec.name} run has no second stage")
-        return first, first.spec.sequence_from_json(asked["finish"]), options
+        return first, first.spec.sequence_from_json(request["finish"]), options
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise PatchloomError(f"{path} is damaged: {error!r}.") from error

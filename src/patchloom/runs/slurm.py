@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from patchloom.errors import PatchloomError
-from patchloom.install import install_hint
+from patchloom.install import needed
 
 
 @dataclass
@@ -73,10 +73,8 @@ def submit(
     folder: str = "slurm",
 ) -> Any:
     """Queue a patchloom command; gives submitit's job. `cluster="local"` runs it here, for a trial."""
-    try:
+    with needed("Submitting needs submitit", "slurm"):
         submitit = import_module("submitit")
-    except ImportError as error:
-        raise PatchloomError(f"Submitting needs submitit: {install_hint('slurm')}") from error
     executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
     executor.update_parameters(name="patchloom", nodes=nodes, tasks_per_node=1, timeout_min=round(hours * 60))
     if cluster != "local":

@@ -6,7 +6,6 @@ and t-SNE coloured by two levels (Fig. 2.5).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from patchloom.search.columns import labels_of, open_labelled
 from patchloom.search.conditions import classifies, softmax_of
 from patchloom.search.evaluation import sides
 from patchloom.search.weights import open_weights
-from patchloom.temporary import write_text
+from patchloom.temporary import write_json
 from patchloom.text import without_nan
 
 SPLITS = 10  # random halvings of every class (Table 2.1)
@@ -163,7 +162,7 @@ def _percent(mean: float, std: float) -> str:
 def write_analyses(found: Mapping[str, Any], folder: Path) -> list[Path]:
     """Write analyses.json, the curves of PCA energy, and the t-SNE plots: a row per run, a column per level."""
     paths = [folder / name for name in ("analyses.json", "pca.png", "tsne.png")]
-    write_text(paths[0], json.dumps(without_nan(found), indent=1) + "\n")
+    write_json(paths[0], without_nan(found))
     figure = new_figure(6, 4)
     axes = figure.subplots()
     for run, one in found["runs"].items():

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, check_choice
 from patchloom.inference.neighbours import Nearest, nearest
-from patchloom.install import install_hint
+from patchloom.install import needed
 from patchloom.temporary import sync
 
 KINDS = ("exact", "hnsw", "ivf")
@@ -24,18 +24,15 @@ _WIDEST = 4096
 
 def check_kind(kind: str) -> None:
     """Refuse an unknown kind, or one whose library is missing, before any work."""
-    if kind not in KINDS:
-        raise PatchloomError(f"Unknown value {kind!r} for --kind. Choose from: {', '.join(KINDS)}.")
+    check_choice("--kind", kind, KINDS)
     if kind != "exact":
         library()
 
 
 def library() -> Any:
     """faiss, which is imported on use: beside torch, it brings a second OpenMP runtime on some systems."""
-    try:
+    with needed("hnsw and ivf indexes need faiss", "search"):
         import faiss
-    except ImportError as error:
-        raise PatchloomError(f"hnsw and ivf indexes need faiss: {install_hint('search')}") from error
     return faiss
 
 

@@ -14,7 +14,7 @@ from patchloom.data.loader import eval_batches
 from patchloom.data.scan import report_skipped, scan
 from patchloom.data.sources import Item, Source
 from patchloom.devices import Device, device_of, pins_memory
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, check_choice
 from patchloom.inference.embeddings import embeddings
 from patchloom.inference.items import choose_items, held_out_by
 from patchloom.inference.models import Model
@@ -58,8 +58,7 @@ def evaluate_search(
     Returns:
         {"condition", "levels": {column: {"map", "knn", "k", "queries", "collection"}}}, fractions of 1
     """
-    if condition not in CONDITIONS:
-        raise PatchloomError(f"Unknown value {condition!r} for --condition. Choose from: {', '.join(CONDITIONS)}.")
+    check_choice("--condition", condition, CONDITIONS)
     console = console or Console(quiet=True)
     network = open_weights(weights, hints, device)
     source, above = _open(data, column_list(labels), network, condition, coarse)

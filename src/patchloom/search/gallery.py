@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import io
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -17,8 +16,8 @@ from PIL import Image
 from patchloom.data.images import as_picture
 from patchloom.data.opening import open_source
 from patchloom.data.sources import Item, Source
-from patchloom.errors import PatchloomError
-from patchloom.pages import html_page
+from patchloom.errors import PatchloomError, errors_in_writing
+from patchloom.pages import data_url, html_page
 from patchloom.reading import read_file
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ class Pictures:
 def thumbnail(image: Image.Image | None, side: int = SIDE) -> str:
     """An image as a data URL, at most `side` pixels long; a grey box for one that is missing."""
     if image is None:
-        return f"data:image/svg+xml;base64,{base64.b64encode(_MISSING.encode()).decode()}"
+        return data_url(_MISSING.encode(), "image/svg+xml")
     small = image.convert("RGB")
     small.thumbnail((side, side))
     if max(small.size) < 64:  # small images would be blurred by the browser, and damaged by JPEG
@@ -82,7 +81,7 @@ def thumbnail(image: Image.Image | None, side: int = SIDE) -> str:
     else:
         file, kind = io.BytesIO(), "jpeg"
         small.save(file, "JPEG", quality=85)
-    return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}"
+    return data_url(file.getvalue(), f"image/{kind}")
 
 
 _MISSING = (
@@ -127,11 +126,9 @@ def write_sections(
 
 
 def _write(path: Path, title: str, body: str) -> None:
-    try:
+    with errors_in_writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(html_page(title, f"{_STYLE}<h1>{escape(title)}</h1>{body}"), encoding="utf-8")
-    except OSError as error:
-        raise PatchloomError(f"{path} cannot be written: {error.strerror or error}.") from error
 
 
 _STYLE = (

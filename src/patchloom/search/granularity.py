@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from patchloom.plots import new_figure, save_figure
 from patchloom.search.columns import Labels, column_list
 from patchloom.search.evaluation import evaluate_search
 from patchloom.search.weights import open_weights
-from patchloom.temporary import write_text
+from patchloom.temporary import write_json
 from patchloom.text import without_nan
 from patchloom.training.run import Run
 
@@ -90,7 +89,7 @@ def table_rows(found: Mapping[str, Any]) -> list[list[str]]:
 def write_matrix(found: Mapping[str, Any], folder: Path) -> list[Path]:
     """Write matrix.json and a heat map of both metrics."""
     figure_path, json_path = folder / "matrix.png", folder / "matrix.json"
-    write_text(json_path, json.dumps(without_nan(found), indent=1) + "\n")
+    write_json(json_path, without_nan(found))
     columns, rows, _ = matrix(found, "map")
     figure = new_figure(2.6 + 1.6 * len(columns), 2.2 + 0.9 * len(rows))
     for axes, (metric, title) in zip(figure.subplots(1, 2), METRICS.items(), strict=True):

@@ -19,7 +19,7 @@ import numpy as np
 from patchloom import temporary
 from patchloom.console import Console
 from patchloom.errors import PatchloomError
-from patchloom.install import install_hint
+from patchloom.install import needed
 from patchloom.search.columns import find_column
 
 if TYPE_CHECKING:
@@ -217,10 +217,8 @@ def write_sheets(
 
 
 def _k_means() -> Any:
-    try:
+    with needed("Clusters need scikit-learn", "search"):
         from sklearn.cluster import KMeans
-    except ImportError as error:
-        raise PatchloomError(f"Clusters need scikit-learn: {install_hint('search')}") from error
     return KMeans
 
 

@@ -195,7 +195,7 @@ def write_header(folder: Path, header: Header, roles: Mapping[str, str]) -> Head
     }
     header = dataclasses.replace(header, files=files)
     metadata = header.to_json()
-    temporary.write_text(folder / HEADER, json.dumps({**metadata, "digest": _digest_of(metadata)}, indent=1) + "\n")
+    temporary.write_json(folder / HEADER, {**metadata, "digest": _digest_of(metadata)})
     temporary.sync(folder)
     sweep(folder, header)
     return header

@@ -15,6 +15,7 @@ from patchloom.errors import PatchloomError
 from patchloom.inference.models import Model, open_model
 from patchloom.models.foreign import is_timm
 from patchloom.models.network import Network, unwrapped
+from patchloom.text import with_tuples
 from patchloom.weights.files import digest
 from patchloom.weights.hub import is_remote
 from patchloom.weights.load import load
@@ -84,7 +85,7 @@ def reopen(model: Mapping[str, Any], index: Path, weights: Model | None = None, 
     given = weights if weights is not None else model["weights"]
     if given is None:
         raise PatchloomError(f"{index} was built with a network in memory: name its weights (--weights).")
-    hints = {name: tuple(v) if isinstance(v, list) else v for name, v in model["hints"].items()}
+    hints = with_tuples(model["hints"])
     if not isinstance(given, str | PathLike):
         network = open_weights(given, None, device)
     elif weights is None and _gone(given):

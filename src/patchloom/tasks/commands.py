@@ -15,11 +15,13 @@ from pkgutil import iter_modules
 from typing import Any
 
 from patchloom import tasks
+from patchloom.errors import PatchloomError
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command that starts runs: its arguments, and the run config that it makes of them.
+    """A command that starts runs: its arguments, and the run config that it makes of them. One of them is `data`, after
+    which the default run folder is named.
 
     `options.settings` has the key=value words of the command line; `sequence` and `plan` take theirs out of it.
     """
@@ -72,7 +74,8 @@ def add_split_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--hold-out",
         metavar="none|FRACTION",
-        help="fraction of each class to hold out when the data has no validation split, or none (default: 0.2)",
+        help="fraction of each class to hold out if the data has no validation split, or none to train on all images "
+        "(default: 0.2)",
     )
 
 
@@ -82,6 +85,18 @@ def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--batch", type=int, default=128, metavar="N", help="batch size (default: 128)")
     group.add_argument("--workers", type=int, metavar="N", help="number of processes that read images (default: 0)")
     group.add_argument("--strict", action="store_true", help="fail on unreadable files instead of skipping them")
+
+
+def require_data(options: argparse.Namespace) -> None:
+    """Refuse `patchloom evaluate` without a model or without data."""
+    if options.model is None or options.data is None:
+        raise PatchloomError("evaluate needs a model and data: patchloom evaluate FROM DATA.")
+
+
+def require_images(options: argparse.Namespace) -> None:
+    """Refuse `patchloom predict` without images."""
+    if not options.inputs:
+        raise PatchloomError("predict needs images: patchloom predict FROM IMAGE ...")
 
 
 @cache

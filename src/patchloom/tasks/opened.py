@@ -37,5 +37,5 @@ class Opened:
         return function(*args, **options)
 
     def clear(self) -> None:
-        """Free what nobody took."""
+        """Free what was not taken."""
         self._kept.clear()

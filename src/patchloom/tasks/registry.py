@@ -21,7 +21,7 @@ def task_names() -> tuple[str, ...]:
 
 
 def task_specs() -> Iterator[TaskSpec]:
-    """Every kind of learning, each imported when it is its turn: whoever finds its own does not load the others."""
+    """Every kind of learning, each imported only when the iteration reaches it."""
     for name in task_names():
         yield import_module(f"patchloom.tasks.{name}.spec").SPEC
 

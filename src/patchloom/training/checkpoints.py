@@ -36,7 +36,7 @@ _TEMPORARY = re.compile(rf"tmp-(\d+|best)(\.safetensors|{re.escape(SUFFIX)})")
 
 @dataclass
 class State:
-    """All that a run needs to go on: tensors by name, and plain JSON."""
+    """All that is needed to resume a run: tensors by name, and plain JSON."""
 
     tensors: dict[str, Tensor]
     info: dict[str, Any]
@@ -64,13 +64,13 @@ class Checkpoints:
         self._buffers: dict[str, Tensor] = {}  # kept from one save to the next: fresh memory costs more than the copy
 
     def save(self, state: State, best: bool = False) -> None:
-        """Write in the background what the state is now; an error of the write before is raised here.
+        """Write the present state in the background; an error of the previous write is raised here.
 
         A sharded state is saved by all processes together, any other by the first."""
         self.wait()
         if state.sharded:
             # The writer thread gathers errors while training all-reduces gradients: the two need separate groups.
-            self._group = self._group or dist.new_group(backend="gloo")  # training goes on with its own
+            self._group = self._group or dist.new_group(backend="gloo")  # training keeps its own
             aside = self._aside(state, SUFFIX)
             written = begin_shards(aside, state.tensors, self._group)
             self._pending = self._writer.submit(self._finish_shards, written, state, aside, best)
@@ -98,7 +98,7 @@ class Checkpoints:
         return {name: self._buffers[name] for name in tensors}
 
     def release(self) -> None:
-        """Finish writing and give the memory of snapshots back: a finished run keeps none."""
+        """Finish writing and free the memory of snapshots: a finished run keeps none."""
         try:
             self.wait()
         finally:
@@ -106,19 +106,19 @@ class Checkpoints:
             self._buffers.clear()
 
     def wait(self) -> None:
-        """Until what was saved is on the disk."""
+        """Wait until what was saved is on the disk."""
         if self._pending is not None:
-            # Cleared first, so that an error is raised once and the next save can go on.
+            # Cleared first, so that an error is raised once and the next save works.
             pending, self._pending = self._pending, None
             pending.result()
 
     def check(self) -> None:
-        """Raise the error of a write that has failed meanwhile."""
+        """Raise the error of the pending write, if it has failed already."""
         if self._pending is not None and self._pending.done():
             self.wait()
 
     def newest(self, say: Callable[[str], None]) -> Path | None:
-        """The last whole checkpoint; None where there is none. A damaged one is named, and the one before it taken."""
+        """The last whole checkpoint, or None. A damaged one is reported, and the one before it is used."""
         for path in sorted(self.folder.glob("tmp-*")):  # what a killed process was writing
             if _TEMPORARY.fullmatch(path.name):
                 _remove(path)
@@ -157,7 +157,7 @@ class Checkpoints:
             raise self._failed(aside, error) from error
 
     def _finish_shards(self, written: Future[Any], state: State, aside: Path, best: bool) -> None:
-        """The first process seals what all have written; then all know how it went."""
+        """The first process seals what all have written. If one of them failed, all raise an error."""
         from torch.distributed.checkpoint import CheckpointException  # loaded already, by `begin_shards`
 
         problem: str | None = None
@@ -167,7 +167,7 @@ class Checkpoints:
                 seal_shards(aside, state.info, state.tensors)
                 check_shards(aside)
                 self._place(aside, best)
-        except (Exception, CheckpointException) as error:  # all must hear of it, whatever it is
+        except (Exception, CheckpointException) as error:  # of any kind: every process must raise it
             problem = _brief(error)
         problems: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(problems, problem, group=self._group)
@@ -184,13 +184,13 @@ class Checkpoints:
         return StoppedError(f"The checkpoint of step {step} could not be written to {self.folder}: {error}.{left}")
 
     def _place(self, aside: Path, best: bool) -> None:
-        """Give what was written aside its names, and drop what is older than the last two."""
+        """Rename a checkpoint from its temporary name, and delete those older than the last two."""
         path = aside.with_name(aside.name.replace("tmp", "step", 1))
         # Before the rename, while it still has its temporary name: killed in between, `best` is new and whole, and the
         # step is written again after a resume.
         if best:
             self._name_best(aside)
-        if path.is_dir():  # a folder cannot take another's place at one stroke: for a moment both are there
+        if path.is_dir():  # a rename cannot replace a folder: for a moment both are there
             second = path.with_name(f"{path.stem}+{path.suffix}")
             if second.is_dir():  # of a process that was killed here: the newer of the two
                 _remove(path)

@@ -145,10 +145,13 @@ def check_equal_states(task: Task, processes: Processes) -> None:
         )
 
 
-def check_batch(recipe: Recipe, images: int, processes: int) -> None:
-    """Refuse batches that cannot be shared by the processes and the parts of an accumulated step."""
-    if min(recipe.batch_size, images) < processes * recipe.accumulate:
+def check_batch(recipe: Recipe, samples: int, processes: int) -> None:
+    """Refuse batches that cannot be shared by the processes and the parts of an accumulated step.
+
+    Args:
+        samples: how many there are to train on; fewer than a batch are one batch.
+    """
+    if (batch := min(recipe.batch_size, samples)) < processes * recipe.accumulate:
         raise PatchloomError(
-            f"A batch of {min(recipe.batch_size, images)} images cannot be shared by {processes} processes with "
-            f"accumulate={recipe.accumulate}."
+            f"A batch of {batch} samples cannot be shared by {processes} processes with accumulate={recipe.accumulate}."
         )

@@ -17,7 +17,7 @@ class Counters:
     step: int = 0
     loss_sum: float = 0.0  # since the last evaluation, over images, tokens or whatever the task counts
     losses: dict[str, float] = field(default_factory=dict)  # the same by name
-    weight: float = 0.0  # what was counted meanwhile
+    weight: float = 0.0  # how many of them
     evaluated: int = 0  # the step of the last evaluation
     best: dict[str, Any] = field(default_factory=dict)  # {"value", "step"}
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from patchloom.temporary import write_text
+from patchloom.temporary import write_json
 from patchloom.training.report import epoch_records, write_report
 from patchloom.training.run import Run
 from patchloom.training.sharding import whole_tensors
@@ -24,7 +23,7 @@ _CHARTS = {
 
 def export_modules(run: Run, result: Result, names: Collection[str], is_main_process: bool) -> None:
     """Write report.html, then the modules `names` to export/model.safetensors. A single module keeps its own tensor
-    names, several are told apart as MODULE.TENSOR. model.json comes last: with it a run is finished."""
+    names; those of several begin with the name of the module. model.json comes last: with it a run is finished."""
     tensors = {name: whole_tensors(result.modules[name]) for name in names}  # every process: they may be sharded
     if not is_main_process:
         return
@@ -41,7 +40,7 @@ def export_modules(run: Run, result: Result, names: Collection[str], is_main_pro
         "weights": "averaged" if result.averaged else "raw",
         "best": dict(result.best),
     }
-    write_text(folder / "model.json", json.dumps(described, indent=1) + "\n")
+    write_json(folder / "model.json", described)
 
 
 def write_plain_report(run: Run) -> None:

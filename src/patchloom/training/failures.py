@@ -1,4 +1,4 @@
-"""What ended a run that failed: RUN/failure.json, until the run goes on.
+"""The error that ended a failed run, in RUN/failure.json until the run is resumed.
 
 `patchloom runs` reads it to tell a failed run from one that was interrupted and can simply be resumed.
 """

@@ -1,4 +1,4 @@
-"""Copies of the log for those who look elsewhere: TensorBoard where it is installed, Weights & Biases when asked."""
+"""Copies of the log: for TensorBoard if it is installed, for Weights & Biases with `--log wandb`."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class WeightsAndBiases:
 
 
 def check_log(where: str | None) -> None:
-    """Refuse a place that is not there before a run begins."""
+    """Refuse an unknown logger, or one that is not installed, before a run begins."""
     if where == "wandb" and find_spec("wandb") is None:
         raise PatchloomError(f"--log wandb needs Weights & Biases: {pip_install('wandb')}")
     if where not in (None, "wandb"):
@@ -66,7 +66,7 @@ def check_log(where: str | None) -> None:
 
 
 def open_loggers(folder: Path, settings: Mapping[str, Any], step: int) -> list[Logger]:
-    """The loggers of a run that goes on from `step`; the caller closes them."""
+    """The loggers of a run that continues from `step`; the caller closes them."""
     loggers: list[Logger] = []
     with suppress(ImportError):  # not installed: the log itself has everything
         loggers.append(TensorBoard(folder, step))

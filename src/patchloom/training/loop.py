@@ -47,7 +47,7 @@ class NotFiniteError(StoppedError):
 
 
 class _StopAsked(Exception):
-    """A signal came during an evaluation, or between the parts of an accumulated step."""
+    """A signal arrived during an evaluation, or between the parts of an accumulated step."""
 
 
 class _Losses(nn.Module):
@@ -189,13 +189,13 @@ class Loop:
 
     def _batches(self) -> Iterator[Any]:
         """The remaining batches. If a process cannot read one, all save and stop; a first one has nothing to save."""
-        made = self.task.batches(self.progress.start, self.total)
-        if not isinstance(made, Generator):
+        returned = self.task.batches(self.progress.start, self.total)
+        if not isinstance(returned, Generator):
             raise PatchloomError(
-                f"batches of the task {type(self.task).__name__} returns {describe(made)}; it must be a generator: a "
-                "function that yields one batch per step."
+                f"batches of the task {type(self.task).__name__} returns {describe(returned)}; it must be a generator: "
+                "a function that yields one batch per step."
             )
-        with closing(made) as batches:
+        with closing(returned) as batches:
             while self.counters.step < self.total:
                 try:
                     batch = next(batches)
@@ -260,32 +260,25 @@ class Loop:
         parts = self.task.split_batch(batch, recipe.accumulate)
         weight = sum(self.task.weight(part) for part in parts)
         # The mean is over what all processes count: their shares of a step may differ.
-        everywhere = self.processes.total(weight)
-        if everywhere == -math.inf:
+        global_weight = self.processes.total(weight)
+        if global_weight == -math.inf:
             self.save()
             raise self.stopped(PatchloomError("another process cannot read its batch"))
-        losses, loss = self._backward(parts, step, everywhere)
-        # All processes must decide alike: one that went on alone would wait for the others in its next all-reduce.
+        losses, loss = self._backward(parts, step, global_weight)
+        # All processes must decide the same: one that continued alone would wait for the others in its next all-reduce.
         if self.processes.any(not math.isfinite(loss))[0]:
             raise NotFiniteError(
                 f"The loss is not finite ({loss}) at step {step}, learning rate {rate:.3g}. Start a new run with a "
                 f"smaller lr, more warmup_epochs, clip_grad=1, or precision=float32."
             )
-        # The limit of clipping is in true units, so the factor of the loss scaling is taken out first.
-        self.scaler.unscale_(self.optimizer)
-        if recipe.clip_grad and recipe.optimizer != "lamb":  # LAMB clips by itself
-            nn.utils.clip_grad_norm_(self._modules(self.task.trained).parameters(), recipe.clip_grad)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
+        self._update_weights()
         self.counters.count(losses, loss, weight)
-        self.progress.count(everywhere)
+        self.progress.count(global_weight)
         # DDP does not share buffers here (see `data_parallel`): each process has the statistics of its own images.
         self.processes.average(buffer for buffer in norm_statistics(self.modules) if buffer.is_floating_point())
         self.task.after_step(self.counters.step)
         if self.average:
-            self.average.update(
-                nn.ModuleDict({name: self.modules[name] for name in self.task.averaged}), self.counters.step
-            )
+            self.average.update(self._modules(self.task.averaged), self.counters.step)
         if self.callbacks and self.processes.is_main_process:
             means = {name: value / (weight or 1.0) for name, value in losses.items()}
             for callback in self.callbacks:
@@ -300,17 +293,26 @@ class Loop:
                 group["weight_decay"] = weight_decay(self.recipe, step, self.total)
         return rate
 
-    def _backward(self, parts: list[Any], step: int, everywhere: float) -> tuple[dict[str, float], float]:
-        """Gradients of the mean over what all processes count (`everywhere`); gives the sums of this process, by name
-        and in all."""
+    def _update_weights(self) -> None:
+        """Clip the gradients and take a step of the optimizer."""
+        # The limit of clipping is in true units, so the factor of the loss scaling is taken out first.
+        self.scaler.unscale_(self.optimizer)
+        if self.recipe.clip_grad and self.recipe.optimizer != "lamb":  # LAMB clips by itself
+            nn.utils.clip_grad_norm_(self._modules(self.task.trained).parameters(), self.recipe.clip_grad)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+    def _backward(self, parts: list[Any], step: int, global_weight: float) -> tuple[dict[str, float], float]:
+        """Gradients of the mean over what all processes count (`global_weight`); returns the losses of this process,
+        summed, by name and in all."""
         sums: dict[str, float] = {}
         total = 0.0
-        share = self.processes.count / (everywhere or 1.0)  # DDP divides by the number of processes
+        share = self.processes.count / (global_weight or 1.0)  # DDP divides by the number of processes
         for i, part in enumerate(parts):
             if i and self._signal and self.processes.count == 1:  # nothing but statistics has changed yet
                 raise _StopAsked
             moved = to_device(part, self.processes.device)
-            with self._gradients_stay(i < len(parts) - 1):
+            with self._no_sync() if i < len(parts) - 1 else nullcontext():
                 with autocast(self.recipe.precision, self.processes.device):
                     losses = check_losses(self.task, self.engine(moved, step, i))
                 values = torch.stack([value.sum() for value in losses.values()])
@@ -321,11 +323,9 @@ class Loop:
                 sums[name] = sums.get(name, 0.0) + value
         return sums, total
 
-    def _gradients_stay(self, stay: bool) -> AbstractContextManager[None]:
-        """Postpone the all-reduce of gradients while an accumulated step has further parts (`stay`)."""
-        if stay and isinstance(self.engine, DistributedDataParallel):
-            return self.engine.no_sync()
-        return nullcontext()
+    def _no_sync(self) -> AbstractContextManager[None]:
+        """Postpone the all-reduce of gradients: the accumulated step has further parts."""
+        return self.engine.no_sync() if isinstance(self.engine, DistributedDataParallel) else nullcontext()
 
     # Evaluations and checkpoints
 
@@ -335,7 +335,7 @@ class Loop:
         return step != self.counters.evaluated and (step % self.evaluation_interval == 0 or step == self.total)
 
     def _evaluate_and_log(self) -> bool:
-        """Evaluate, log, and tell whether the metric is the best so far."""
+        """Evaluate and log. Returns whether the metric is the best so far."""
         counters, per_epoch = self.counters, self.task.steps_per_epoch
         loss_sum, weight, losses = counters.totals(self.processes)
         weight = weight or 1.0  # a batch may hold nothing to count, such as an image without instances

@@ -1,4 +1,4 @@
-"""How long a step takes, measured on a few small ones. Nothing is written."""
+"""The length of a run, its learning rates, and its time, measured on a few small steps. Nothing is written."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from patchloom.recipes.recipe import Recipe
 from patchloom.training.loop import Loop
 from patchloom.training.processes import Processes
 from patchloom.training.run import Run
+from patchloom.training.schedule import learning_rate, total_steps
 from patchloom.training.task import Task, first_tensor, head
 
 _STEPS = 8
@@ -52,6 +53,34 @@ def measure_steps(task: Task, recipe: Recipe, processes: Processes, budget: floa
             if processes.gather(done + 2 * (done - begun) > deadline)[0]:
                 break
     return computing, waiting
+
+
+def run_length(recipe: Recipe, per_epoch: int) -> dict[str, Any]:
+    """The fields of a plan that say how long the run is: epochs, steps and steps_per_epoch."""
+    steps = total_steps(recipe, per_epoch)
+    epochs = recipe.epochs if recipe.steps is None else round(steps / per_epoch, 2)
+    return {"epochs": epochs, "steps": steps, "steps_per_epoch": per_epoch}
+
+
+def rate_curve(recipe: Recipe, per_epoch: int) -> list[list[float]]:
+    """The learning rate at 21 steps spread over the run, or at every step of a short one, as [step, rate]."""
+    steps = total_steps(recipe, per_epoch)
+    marks = [round(i * (steps - 1) / 20) for i in range(21)] if steps > 20 else list(range(steps))
+    return [[step, learning_rate(recipe, step, per_epoch)] for step in marks]
+
+
+def run_time(samples: int, steps: int, computing: float, waiting: float) -> dict[str, float]:
+    """The fields of a plan that say how long the run takes, from the seconds per sample of `measure_steps`.
+
+    Args:
+        samples: all that the run processes: images, sentence pairs.
+    """
+    per_step = samples / steps
+    return {
+        "seconds_per_step": round(computing * per_step, 4),
+        "seconds_waiting_for_data": round(waiting * per_step, 4),
+        "estimated_seconds": round(samples * (computing + waiting), 1),
+    }
 
 
 def rate_bars(curve: Sequence[Sequence[float]]) -> str:

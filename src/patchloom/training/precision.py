@@ -1,4 +1,4 @@
-"""Reduced precision, and whether this machine survives it."""
+"""Reduced precision, and a check that this machine supports it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PROBE = (
     "with torch.autocast('cpu', dtype=torch.{dtype}): y = a(x).float().square().mean()\n"
     "y.backward(); assert torch.isfinite(x.grad).all()"
 )
-_PATIENCE = 300  # seconds, of which importing torch takes a few
+_PATIENCE = 300  # seconds for the child process, of which importing torch takes a few
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[None]:
@@ -55,13 +55,14 @@ def survives(precision: str) -> bool:
 
 @cache
 def why_not(precision: str) -> str | None:
-    """What became of a child process that did, to follow the name of the precision; None when all was well."""
+    """Why a precision cannot be used on this CPU, as the end of a sentence that begins with its name; None if it can.
+    A child process tries it."""
     code = _PROBE.format(dtype={"bf16": "bfloat16", "fp16": "float16"}[precision])
     try:
-        # In a child process: an illegal instruction kills whoever runs it, and no `except` can catch that.
+        # In a child process: an illegal instruction kills the process that runs it, and no `except` can catch that.
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=_PATIENCE)
     except subprocess.TimeoutExpired:
-        return f"gives no answer within {_PATIENCE} seconds on this machine"
+        return f"gives no result within {_PATIENCE} seconds on this machine"
     # A negative return code is the number of the signal that killed the child.
     if done.returncode < 0:
         name = signal.Signals(-done.returncode).name

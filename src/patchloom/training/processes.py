@@ -1,4 +1,4 @@
-"""One process or many: ranks, the device, and the few things that processes tell one another."""
+"""One process or several: rank, device, and what processes exchange."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Processes:
         return things
 
     def any(self, *flags: bool) -> tuple[bool, ...]:
-        """For each flag, whether it is up in any process."""
+        """For each flag, whether it is set in any process."""
         if self.count == 1:
             return flags
         # One all-reduce for all flags: it is called after every step. MAX of 0 and 1 is "any".
@@ -140,7 +140,7 @@ class Processes:
             raise StoppedError(f"Another process of this run ended; its own message says why. {consequence}") from error
 
     def wait(self) -> None:
-        """Until every process is here."""
+        """Wait until every process has called this."""
         if self.count > 1:
             dist.barrier()
 

@@ -1,4 +1,4 @@
-"""What a run prints of itself: a line per evaluation, and a moving line between them."""
+"""What a run prints: a line per evaluation, and a line between them that is rewritten after every step."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Progress:
         return f"{done}  {'  '.join(shown)}  lr {record['lr']:.2e}  {rate}  {self.left(record['step'])}"
 
     def show(self, counters: Counters) -> None:
-        """Rewrite the moving line."""
+        """Rewrite the line with the current step, loss and speed."""
         mean = counters.loss_sum / max(1.0, counters.weight)
         step = f"step {counters.step}/{self.total}"
         self.console.progress(

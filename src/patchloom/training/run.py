@@ -1,4 +1,4 @@
-"""The run folder: what was asked for, where it ran, what happened, and what came of it.
+"""The run folder: settings, environment, log, checkpoints and results of one run.
 
 RUN/
     recipe.yaml         settings, complete: what `resume` reads
@@ -14,28 +14,20 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import platform
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import cache
-from importlib import metadata
 from pathlib import Path
 from shlex import quote
 from typing import Any
 
-import torch
-
-from patchloom.devices import available_devices, device_name
-from patchloom.errors import PatchloomError, StoppedError
+from patchloom.errors import PatchloomError, StoppedError, errors_in_writing
 from patchloom.reading import parse_json, read_file
-from patchloom.temporary import sweep, write_text
+from patchloom.temporary import sweep, write_json, write_text
 from patchloom.training.checkpoints import Checkpoints
 from patchloom.training.loggers import Logger
+from patchloom.training.machine import describe_machine, packages
 
-_PACKAGES = ("patchloom", "torch", "torchvision", "timm", "numpy", "pillow", "safetensors", "scikit-learn")
 _MOST = 1 << 30  # bytes of a file of a run folder that is read whole
 # settings that change no result; the images at another place are compared with those that the run began with
 _FREE = ("workers", "checkpoint_every", "log", "data", "gradient_checkpointing", "sources")
@@ -58,11 +50,9 @@ class Run:
 
     def create(self, details: Mapping[str, Any]) -> None:
         """Begin the folder. recipe.yaml comes last: with it a run can be resumed."""
-        try:
-            write_text(self.folder / "environment.json", json.dumps({**describe_machine(), **details}, indent=1) + "\n")
+        with errors_in_writing(self.folder):
+            write_json(self.folder / "environment.json", {**describe_machine(), **details})
             self._write_settings()
-        except OSError as error:
-            raise PatchloomError(f"{self.folder} cannot be written: {error}.") from error
 
     @classmethod
     def open(cls, folder: Path) -> Run:
@@ -121,10 +111,8 @@ class Run:
         """
         found = self.environment()
         found["extended"] = [*found.get("extended", []), epochs]
-        try:
-            write_text(self.folder / "environment.json", json.dumps(found, indent=1) + "\n")
-        except OSError as error:
-            raise StoppedError(f"{self.folder} cannot be written: {error}.") from error
+        with errors_in_writing(self.folder, StoppedError):
+            write_json(self.folder / "environment.json", found)
 
     def check_unedited(
         self, identity: Mapping[str, Any], current: Callable[[Mapping[str, Any]], dict[str, Any]] = dict
@@ -151,15 +139,13 @@ class Run:
     def renew(self) -> None:
         """Write recipe.yaml again, and remove what killed processes left: temporary files, half a line of the log."""
         log = self.folder / "log.jsonl"
-        try:
+        with errors_in_writing(self.folder, StoppedError):
             for folder in (self.folder, self.folder / "export"):
                 sweep(folder, ".+")
             self._write_settings()
             # A record is complete if it ends with a newline; the checkpoint that the run resumes from writes it again.
             if log.exists() and not (text := read_file(log, _MOST)).endswith(b"\n"):
                 os.truncate(log, text.rfind(b"\n") + 1)
-        except OSError as error:
-            raise StoppedError(f"{self.folder} cannot be written: {error}.") from error
 
     def _write_settings(self) -> None:
         """recipe.yaml: one `key: value` per line, values as JSON, which YAML includes."""
@@ -168,13 +154,11 @@ class Run:
 
     def log(self, record: Mapping[str, Any]) -> None:
         """Append a record; it survives a kill."""
-        try:
-            with open(self.folder / "log.jsonl", "a") as file:
-                file.write(json.dumps(record) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise StoppedError(f"{self.folder / 'log.jsonl'} cannot be written: {error}.") from error
+        log = self.folder / "log.jsonl"
+        with errors_in_writing(log, StoppedError), open(log, "a") as file:
+            file.write(json.dumps(record) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
         for logger in self.loggers:
             logger.write(record)
 
@@ -244,47 +228,3 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     plain = json.loads(json.dumps([old, new]))
     changed = [key for key in old if key not in _FREE and (key not in plain[1] or plain[0][key] != plain[1][key])]
     return [f"{key} is {json.dumps(new.get(key))}, was {json.dumps(old[key])}" for key in changed]
-
-
-def describe_machine() -> dict[str, Any]:
-    """Versions, machine, and the state of the code, for whoever asks later why a figure differs."""
-    return {
-        "python": platform.python_version(),
-        "packages": packages(),
-        "machine": {
-            "platform": platform.platform(),
-            "processor": platform.processor() or platform.machine(),
-            "cores": os.cpu_count(),
-            "threads": torch.get_num_threads(),
-            "capability": torch.backends.cpu.get_cpu_capability(),
-            "accelerators": [device_name(torch.device(name)) for name in available_devices()[1:]],
-        },
-        "git": _git_state(),
-        "command": sys.argv,
-        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-    }
-
-
-@cache
-def packages() -> dict[str, str | None]:
-    """The versions of the libraries that a result depends on."""
-    return {name: _version(name) for name in _PACKAGES}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _git_state() -> dict[str, Any] | None:
-    """Of the folder that the command was given in."""
-    try:
-        commit, changes = (
-            subprocess.run(["git", *words], capture_output=True, text=True, timeout=10, check=True).stdout.strip()
-            for words in (("rev-parse", "HEAD"), ("status", "--porcelain"))
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return {"commit": commit, "changed_files": len(changes.splitlines())}

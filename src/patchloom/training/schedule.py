@@ -77,7 +77,8 @@ def learning_rate(recipe: Recipe, step: int, steps_per_epoch: int) -> float:
 
 
 def warmup_warning(recipe: Recipe, total: int) -> str | None:
-    """What to know of a run that ends within its warm-up; a run in epochs has a number of steps only with its data."""
+    """A warning if the run of `total` steps ends within its warm-up, else None. It is given when the run begins: with a
+    duration in epochs, the data decides the number of steps."""
     if not recipe.warmup_steps or recipe.warmup_steps < total:
         return None
     return (

@@ -224,8 +224,11 @@ def _weights_in(folder: Path) -> Path:
         return folder / "model.safetensors"
     export = folder / "export" / "model.safetensors"
     newest = next(reversed(kept_checkpoints(folder / "checkpoints")), None)
-    if export.is_file() and (newest is None or _step_of_export(export) >= step_of(newest)[0]):
-        return export
+    if export.is_file():
+        step = exported_step(export.parent)
+        # An export that does not record its step counts as newer.
+        if newest is None or step is None or step >= step_of(newest)[0]:
+            return export
     return newest or folder
 
 
@@ -242,12 +245,13 @@ def step_of(checkpoint: Path) -> tuple[int, int]:
     return int(stem.strip("+").removeprefix("step-")), len(stem)
 
 
-def _step_of_export(path: Path) -> float:
-    """The step at which an export was made; infinity if it is not recorded, so that the export counts as newest."""
+def exported_step(export: Path) -> int | None:
+    """The step whose weights are in an export folder; None if its model.json, which is written last, does not say."""
     try:
-        return float(read_json(path.parent / "model.json")["step"])
+        step = read_json(export / "model.json")["step"]
     except (ValueError, KeyError, TypeError):
-        return float("inf")
+        return None
+    return step if isinstance(step, int) else None
 
 
 def _kind_of_export(path: Path) -> str | None:

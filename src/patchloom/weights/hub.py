@@ -18,7 +18,7 @@ from typing import Any
 
 from patchloom.compat import import_timm
 from patchloom.errors import PatchloomError, did_you_mean
-from patchloom.install import install_hint
+from patchloom.install import needed
 from patchloom.models.imagenet import imagenet_names
 from patchloom.models.preprocessing import default_preprocessing
 from patchloom.models.registry import entries, list_models
@@ -186,10 +186,8 @@ def _read_config(path: Path, label: str) -> dict[str, Any]:
 
 def _download(repository: str, filenames: tuple[str, ...], label: str) -> Path:
     """The first of these files that the cache or the hub has."""
-    try:
+    with needed("Published weights need huggingface_hub", "hub"):
         from huggingface_hub import errors, hf_hub_download, try_to_load_from_cache
-    except ImportError as error:
-        raise PatchloomError(f"Published weights need huggingface_hub: {install_hint('hub')}") from error
     try:
         # The cache is asked first: without a network, weights that were fetched once still load.
         cached = [name for name in filenames if isinstance(try_to_load_from_cache(repository, name), str)]

@@ -28,7 +28,8 @@ from patchloom.tasks.classification.config import DistillationConfig, teacher_pl
 from patchloom.tasks.classification.distillation import Distillation, soft_loss, teacher_loss, token_cosines
 from patchloom.tasks.classification.plans import plan_training
 from patchloom.tasks.classification.setup import _NOT_OF_IMAGES, open_task
-from patchloom.tasks.classification.teachers import Teacher, TeacherCache, Teachers, match_classes, open_teacher
+from patchloom.tasks.classification.teacher_cache import TeacherCache
+from patchloom.tasks.classification.teachers import Teacher, Teachers, match_classes, open_teacher
 from patchloom.tasks.spec import Context
 from patchloom.training.processes import Processes
 from patchloom.training.run import Run

@@ -12,6 +12,7 @@ from PIL import Image
 from torch import nn
 
 import patchloom
+from patchloom.cli.main import main
 from patchloom.console import Console
 from patchloom.errors import PatchloomError
 
@@ -131,6 +132,22 @@ def test_a_callback_that_cannot_be_called_is_refused_before_training(
 
 def test_a_callback_may_take_its_arguments_in_any_form(tmp_path: Path) -> None:
     train(numbers(), tmp_path, model=nn.Linear(4, 2), callbacks=[Defaults()])
+
+
+@pytest.mark.parametrize("change", [{"crop_scale": 0.0}, {"magnitude": 11.0}, {"three_augment": ()}])
+def test_crops_of_a_module_are_checked_as_those_of_our_networks(change: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(PatchloomError, match=f"{next(iter(change))} of deit@small"):
+        train(numbers(), tmp_path, model=nn.Linear(4, 2), **change)
+
+
+def test_runs_does_not_advise_to_resume_a_run_that_only_its_script_continues(tmp_path: Path, capsys: Any) -> None:
+    folder = train(numbers(), tmp_path, model=nn.Linear(4, 2)).folder
+    settings = (folder / "recipe.yaml").read_text()
+    (folder / "recipe.yaml").write_text(settings.replace("\nepochs: 1\n", "\nepochs: 2\n"))  # as if it had been killed
+    main(["runs", str(folder)])
+    shown = capsys.readouterr().out
+    assert "run the Python script" in shown
+    assert "patchloom resume" not in shown
 
 
 @pytest.mark.parametrize("change", [{"loss": "bce"}, {"mixup": 0.5}, {"drop_path": 0.1}])

@@ -6,6 +6,7 @@ import argparse
 import shlex
 from typing import Any
 
+from patchloom.errors import PatchloomError
 from patchloom.tasks.classification.evaluate_command import EVALUATE, PREDICT
 from patchloom.tasks.commands import Command, add_split_arguments
 
@@ -108,7 +109,7 @@ def _add_distillation(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--tau", type=float, help="temperature of soft distillation (default: 3)")
     group.add_argument(
         "--kl",
-        help="KL term of soft distillation: paper (Equation 3.2) or published (the authors' code) (default: paper)",
+        help="KL term of soft distillation: paper for Equation 3.2, published for the authors' code (default: paper)",
     )
     group.add_argument("--cache", metavar="DIR", help="save the teachers' logits in DIR and reuse them")
 
@@ -138,7 +139,6 @@ def _plan_from_scratch(options: argparse.Namespace) -> Any:
 
 
 def _plan_finetune(options: argparse.Namespace) -> Any:
-    from patchloom.errors import PatchloomError
     from patchloom.recipes.changes import parse_words
     from patchloom.recipes.options import ClassificationOptions
     from patchloom.tasks.classification.plans import plan_finetuning
@@ -184,7 +184,6 @@ def _choose(options: argparse.Namespace, opened: Any) -> list[str]:
 
 def _distillation(options: argparse.Namespace) -> Any:
     """The teachers, if there are any; their words (teacher.heads=3) leave the settings."""
-    from patchloom.errors import PatchloomError
     from patchloom.recipes.changes import parse_words
     from patchloom.recipes.options import ClassificationOptions
     from patchloom.tasks.classification.plans import plan_distillation
@@ -210,7 +209,6 @@ def _distillation(options: argparse.Namespace) -> Any:
 
 def _finish(options: argparse.Namespace) -> Any:
     """The second stage, if one is asked for; its words leave the settings."""
-    from patchloom.errors import PatchloomError
     from patchloom.recipes.changes import parse_words
     from patchloom.recipes.options import ClassificationOptions
     from patchloom.tasks.classification.sequence import FinishHigh

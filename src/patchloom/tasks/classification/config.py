@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from patchloom.data.splits import Splits
-from patchloom.errors import PatchloomError, did_you_mean
+from patchloom.errors import PatchloomError, check_choice
 from patchloom.models.config import Config
 from patchloom.models.preprocessing import Preprocessing
 from patchloom.models.registry import config_from_json
 from patchloom.models.roles import TUNINGS
 from patchloom.recipes.networks import network_config
 from patchloom.recipes.recipe import Recipe
+from patchloom.text import with_tuples
 
 Method = Literal["hard", "soft", "token"]
 METHODS: tuple[Method, ...] = ("hard", "soft", "token")
@@ -109,9 +110,7 @@ class ClassificationConfig:
         return {
             "data": self.data,
             "labels": self.labels,
-            "train_split": self.splits.train,
-            "test_split": self.splits.test,
-            "hold_out": self.splits.hold_out,
+            **self.splits.to_json(),
             "model": self.model.to_json(),
             "model_options": self.model_options,
             "start": self.start and dataclasses.asdict(self.start),
@@ -127,12 +126,11 @@ class ClassificationConfig:
             values["data"],
             values["labels"],
             config_from_json(values["model"]),
-            # JSON has lists only; configs compare and hash tuples.
-            {key: tuple(v) if isinstance(v, list) else v for key, v in values["model_options"].items()},
+            with_tuples(values["model_options"]),
             start=start and Start.from_json(start),
             distillation=teaching and DistillationConfig.from_json(teaching),
             scales_from=values.get("scales_from"),
-            splits=Splits(values.get("train_split"), values.get("test_split"), values.get("hold_out")),
+            splits=Splits.from_json(values),
         )
 
     def network_config(self, recipe: Recipe, num_classes: int) -> Config:
@@ -155,14 +153,6 @@ def upgrade_settings(values: Mapping[str, Any]) -> Mapping[str, Any]:
     if not values.get("schedule_published"):
         changed["min_lr"] = min(values["min_lr"], values["lr"])
     return {**values, **changed}
-
-
-def check_choice(option: str, value: str, choices: tuple[str, ...]) -> None:
-    """Refuse a value that is not one of `choices`."""
-    if value not in choices:
-        raise PatchloomError(
-            f"Unknown value {value!r} for {option}. Choose from: {', '.join(choices)}.{did_you_mean(value, choices)}"
-        )
 
 
 def absolute_place(source: str | PathLike[str]) -> str:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from patchloom.console import Console
+from patchloom.errors import PatchloomError, check_choice
 from patchloom.reading import read_json
-from patchloom.tasks.commands import Output, Tool, add_reading_arguments
+from patchloom.tasks.commands import Output, Tool, add_reading_arguments, require_data, require_images
 
 _FLAGS = {"shown": "data"}  # options whose attribute has another name than the flag
 
@@ -98,15 +101,12 @@ class _Values(argparse.Action):
 
 
 def _evaluate(options: argparse.Namespace) -> Output:
-    from patchloom.errors import PatchloomError
-
     if not options.probe and (options.k is not None or options.temperature is not None):
         raise PatchloomError("--k and --temperature are settings of --probe knn.")
     swept = _take_sweep(options)
     if options.disagreement:
         return _run_disagreement(options)
-    if options.model is None or options.data is None:
-        raise PatchloomError("evaluate needs a model and data: patchloom evaluate FROM DATA.")
+    require_data(options)
     if options.probe:
         return _run_probe(options)
     return _run_sweep(options, swept) if swept else _run_scores(options)
@@ -114,8 +114,6 @@ def _evaluate(options: argparse.Namespace) -> Output:
 
 def _take_sweep(options: argparse.Namespace) -> str | None:
     """The setting with several values, if there is one; the others become plain values."""
-    from patchloom.errors import PatchloomError
-
     swept = None
     for name in ("crop_ratio", "resolution"):
         values = getattr(options, name)
@@ -132,10 +130,6 @@ def _take_sweep(options: argparse.Namespace) -> str | None:
 
 
 def _run_disagreement(options: argparse.Namespace) -> Output:
-    from pathlib import Path
-
-    from patchloom.console import Console
-    from patchloom.errors import PatchloomError
     from patchloom.plots import check_figure_path
     from patchloom.tasks.classification.agreement import disagreement, disagreement_lines, draw_disagreement
 
@@ -161,8 +155,6 @@ def _run_disagreement(options: argparse.Namespace) -> Output:
 
 def _refuse(options: argparse.Namespace, what: str, names: Sequence[str]) -> None:
     """Options that would change nothing are an error, not silence."""
-    from patchloom.errors import PatchloomError
-
     # Compared by identity: 0 is a value that was given, and equals False.
     absent = (None, False)
     present = [name for name in names if not any(getattr(options, name) is value for value in absent)]
@@ -172,7 +164,6 @@ def _refuse(options: argparse.Namespace, what: str, names: Sequence[str]) -> Non
 
 
 def _run_probe(options: argparse.Namespace) -> Output:
-    from patchloom.console import Console
     from patchloom.inference.probes import probe
 
     _refuse(options, "--probe", ("head", "fusion", "class_map", "real", "strict", "int8", "figure", "shown"))
@@ -223,8 +214,6 @@ def _run_scores(options: argparse.Namespace) -> Output:
 
 def _score_options(options: argparse.Namespace) -> dict[str, Any]:
     """The keyword arguments of `patchloom.tasks.classification.evaluate.scores`."""
-    from patchloom.console import Console
-
     _refuse(options, "one model", ("shown",))
     _check_fusion(options)
     return {
@@ -247,21 +236,16 @@ def _score_options(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _check_fusion(options: argparse.Namespace) -> None:
-    from patchloom.errors import PatchloomError, did_you_mean
     from patchloom.tasks.classification.metrics import FUSIONS
 
-    if options.fusion is not None and options.fusion not in FUSIONS:
-        raise PatchloomError(
-            f"Unknown value {options.fusion!r} for --fusion. Choose from: {', '.join(FUSIONS)}."
-            f"{did_you_mean(options.fusion, FUSIONS)}"
-        )
-    if options.fusion is not None and options.head != "both":
+    if options.fusion is None:
+        return
+    check_choice("--fusion", options.fusion, FUSIONS)
+    if options.head != "both":
         raise PatchloomError("--fusion combines the two heads of a distilled model: give --head both with it.")
 
 
 def _run_sweep(options: argparse.Namespace, setting: str) -> Output:
-    from pathlib import Path
-
     from patchloom.plots import check_figure_path
     from patchloom.tasks.classification.sweep import draw_sweep, sweep, sweep_text
 
@@ -288,11 +272,9 @@ def _read_real(options: argparse.Namespace) -> Any:
 
 
 def _predict(options: argparse.Namespace) -> Output:
-    from patchloom.errors import PatchloomError
     from patchloom.inference.predict import predict
 
-    if not options.inputs:
-        raise PatchloomError("predict needs images: patchloom predict FROM IMAGE ...")
+    require_images(options)
     rows = predict(options.model, options.inputs, top=options.top, base=options.base, device=options.device)
     return predictions_output(rows)
 

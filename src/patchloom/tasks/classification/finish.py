@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from patchloom.models.network import Network
-from patchloom.models.registry import build
+from patchloom.models.registry import rebuild
 from patchloom.tasks.classification.report import CHARTS, classification_sections
-from patchloom.temporary import write_text
+from patchloom.temporary import write_json
 from patchloom.training.report import write_report
 from patchloom.training.run import Run
 from patchloom.training.sharding import whole_tensors
@@ -30,11 +29,7 @@ def finish(task: Classification, run: Run, result: Result) -> None:
     scores, whole = task.scores(trained) if task.split.held_out else None, whole_tensors(trained)
     if not task.processes.is_main_process:
         return
-    # A plain copy: the trained one may be compiled, sharded or synchronised.
-    network = build(trained.config)
-    network.load_state_dict(whole)
-    network.class_names, network.preprocessing = trained.class_names, trained.preprocessing
-    network.label_column = trained.label_column
+    network = rebuild(trained, whole)
     weights = "averaged" if result.averaged else "raw"
     metadata = {
         "task": run.settings["task"],
@@ -61,4 +56,4 @@ def export_network(folder: Path, network: Network, metadata: Mapping[str, Any]) 
         "preprocessing": network.preprocessing.to_json(),
         **metadata,
     }
-    write_text(folder / "model.json", json.dumps(described, indent=1) + "\n")
+    write_json(folder / "model.json", described)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from shlex import quote
+from typing import Any
 
 from patchloom.data.check import equal_images
 from patchloom.data.opening import open_source
@@ -31,6 +32,20 @@ class Images:
     split: Split
     skipped: Mapping[str, str]  # unreadable files with the reasons
     fingerprint: str  # of all files
+
+    def to_json(self, where: str) -> dict[str, Any]:
+        """What environment.json holds of the data `where`: what tells a change, and which images were held out."""
+        found: dict[str, Any] = {
+            "where": where,
+            "fingerprint": self.fingerprint,
+            "skipped": dict(self.skipped),
+            "split": self.split.summary,
+        }
+        # Held out by us, not by a split of the data: the names are noted, so that a later `evaluate` uses just the
+        # images that the run never saw.
+        if self.split.test_name is None:
+            found["held_out"] = [item.key for item in self.split.held_out]
+        return found
 
 
 def open_classes(config: ClassificationConfig, opened: Opened) -> Source:

@@ -15,9 +15,10 @@ from patchloom.data.images import to_input
 from patchloom.data.loader import eval_batches
 from patchloom.data.sources import Item, Source
 from patchloom.devices import device_of, pins_memory, to_device
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, check_choice
 from patchloom.inference.intervals import wilson_interval
 from patchloom.models.class_names import names_or_indices
+from patchloom.models.network import evaluation_mode
 from patchloom.models.preprocessing import Preprocessing
 from patchloom.training.processes import Processes
 from patchloom.training.task import Metric
@@ -118,22 +119,16 @@ def score(
         The scores of all images, in the order of `items`, in every process.
     """
     processes = processes or Processes(device=device_of(network))
-    was_training = network.training
-    network.eval()
     mine = list(range(processes.rank, len(items), processes.count))
     # every process runs the same number of batches, which sharded networks need; the padding is cut off below
     padded = mine + [0] * (-(-len(items) // processes.count) - len(mine))
     rows = [np.empty((0, 5))]
-    try:
-        with closing(
-            eval_batches(source, padded, items, preprocessing, batch, workers, pins_memory(processes.device))
-        ) as batches:
-            for images, targets in processes.together(batches):
-                x = to_input(images, preprocessing, processes.device)
-                rows.append(_rows((forward or network)(x).float(), to_device(targets, processes.device)))
-                after_batch()
-    finally:
-        network.train(was_training)
+    read = eval_batches(source, padded, items, preprocessing, batch, workers, pins_memory(processes.device))
+    with evaluation_mode(network), closing(read) as batches:
+        for images, targets in processes.together(batches):
+            x = to_input(images, preprocessing, processes.device)
+            rows.append(_rows((forward or network)(x).float(), to_device(targets, processes.device)))
+            after_batch()
     table = np.empty((len(items), 5))
     for process, part in enumerate(processes.gather(np.concatenate(rows)[: len(mine)])):
         # Process r scored images r, r + count, ...: the same stride puts them back in order.
@@ -152,8 +147,8 @@ def head_forward(network: Any, head: str, fusion: str = "logits") -> Callable[[T
     """
     if getattr(network, "head_distill", None) is None:
         raise PatchloomError(f"{network.config.name} has one head: --head is for networks with a distillation token.")
-    if head not in HEADS or fusion not in FUSIONS:
-        raise PatchloomError(f"--head is one of {', '.join(HEADS)}, --fusion one of {', '.join(FUSIONS)}.")
+    check_choice("--head", head, HEADS)
+    check_choice("--fusion", fusion, FUSIONS)
 
     def forward(x: Tensor) -> Tensor:
         own, taught = network.head_logits(x)
@@ -172,7 +167,7 @@ def _rows(logits: torch.Tensor, labels: torch.Tensor) -> np.ndarray:
     above = (~(logits < own)).sum(dim=-1) - 1  # ties, and what is not a number, count against the network
     # On a tie argmax decides: the class it picks is the prediction, any other is at best second.
     rank = torch.where(predicted == labels, 0, above.clamp(min=1))
-    # An output with NaN or infinity is a wrong answer of the last rank, whatever argmax makes of it.
+    # An output with NaN or infinity counts as wrong, with the last rank, whatever class argmax picks.
     rank = torch.where(logits.isfinite().all(dim=-1), rank, logits.shape[-1])
     loss = nn.functional.cross_entropy(logits, labels, reduction="none")
     columns = (labels, predicted, confidence, rank, loss)

@@ -21,9 +21,8 @@ from patchloom.tasks.classification.setup import make_task
 from patchloom.tasks.spec import Context, RunConfig
 from patchloom.text import count
 from patchloom.training.checks import check_batch
-from patchloom.training.measure import measure_steps, rate_bars, time_text
+from patchloom.training.measure import measure_steps, rate_bars, rate_curve, run_length, run_time, time_text
 from patchloom.training.processes import Processes
-from patchloom.training.schedule import learning_rate, total_steps
 
 _SCAN = 5.0  # seconds for reading images
 _BUDGET = 6.0  # seconds for measured steps
@@ -46,13 +45,7 @@ def plan(run: RunConfig, context: Context) -> dict[str, Any]:
         console.say(f"Without {count(len(images.skipped), 'unreadable file')}:", *plan_lines(sizes)[1:])
     seconds, waiting = _estimate(config, processes) or _measure(run, images, context)
     # Seconds are measured per image, over all processes.
-    per_step = sizes["images_seen"] // sizes["steps"]
-    sizes |= {
-        "skipped": len(images.skipped),
-        "seconds_per_step": round(seconds * per_step, 4),
-        "seconds_waiting_for_data": round(waiting * per_step, 4),
-        "estimated_seconds": round(sizes["steps"] * per_step * (seconds + waiting), 1),
-    }
+    sizes |= {"skipped": len(images.skipped), **run_time(sizes["images_seen"], sizes["steps"], seconds, waiting)}
     console.say(time_text(sizes))
     return sizes
 
@@ -62,23 +55,20 @@ def _sizes(run: RunConfig, config: Config, split: Split, processes: Processes) -
     recipe = run.recipe
     per_step = min(recipe.batch_size, len(split.train))
     per_epoch = max(1, len(split.train) // recipe.batch_size)
-    steps = total_steps(recipe, per_epoch)
-    marks = [round(i * (steps - 1) / 20) for i in range(21)] if steps > 20 else list(range(steps))
+    length = run_length(recipe, per_epoch)
     return {
         "model": config.name,
         "recipe": recipe.name,
         "data": run.task.data,
         "lr": recipe.lr,
         "batch_size": recipe.batch_size,
-        "epochs": recipe.epochs if recipe.steps is None else round(steps / per_epoch, 2),
-        "steps": steps,
-        "steps_per_epoch": per_epoch,
-        "images_seen": steps * per_step,
+        **length,
+        "images_seen": length["steps"] * per_step,
         "distinct_images_per_epoch": -(-len(split.train) // recipe.repeated_augmentation),
         "training_images": len(split.train),
         "held_out_images": len(split.held_out),
         "params": complexity(config).params,
-        "lr_curve": [[step, learning_rate(recipe, step, per_epoch)] for step in marks],
+        "lr_curve": rate_curve(recipe, per_epoch),
         "peak_memory_mb": round(_memory(config, recipe, -(-per_step // processes.count // recipe.accumulate)) / 1e6),
     }
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from patchloom.data.opening import open_source
 from patchloom.data.splits import Splits
-from patchloom.errors import PatchloomError, check_place
+from patchloom.errors import PatchloomError, check_choice, check_place
 from patchloom.models.config import Config, PatchConfig
 from patchloom.models.registry import find_config
 from patchloom.models.roles import TUNINGS, tuned_parameters
@@ -26,7 +26,6 @@ from patchloom.tasks.classification.config import (
     Method,
     Start,
     absolute_place,
-    check_choice,
     teacher_place,
 )
 from patchloom.tasks.classification.start import kind_of_head, open_start

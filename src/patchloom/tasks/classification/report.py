@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import io
 from collections.abc import Sequence
 from html import escape
@@ -14,6 +13,7 @@ from patchloom.data.own import TensorImage
 from patchloom.data.sources import Item, Source
 from patchloom.models.complexity import complexity
 from patchloom.models.network import Network
+from patchloom.pages import data_url
 from patchloom.svg import NUMBERED, heat_map, most_confused
 from patchloom.tasks.classification.metrics import Scores
 from patchloom.training.report import Section, epoch_records
@@ -127,10 +127,10 @@ def _picture(source: Source, item: Item) -> str:
 
 
 def thumbnail(source: Source, item: Item) -> str:
-    """A small JPEG of an image, as a data address."""
+    """A small JPEG of an image, as a data URL."""
     image = source.read(item)
-    # Images are put into the page as data addresses, so they must be small.
+    # Images are put into the page itself, so they must be small.
     image.thumbnail((128, 128))
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=85)
-    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()
+    return data_url(buffer.getvalue(), "image/jpeg")

@@ -22,7 +22,8 @@ from patchloom.tasks.classification.images import Images, open_images
 from patchloom.tasks.classification.losses import Loss
 from patchloom.tasks.classification.start import fill_from, freeze
 from patchloom.tasks.classification.task import Classification
-from patchloom.tasks.classification.teachers import STUDENT, TeacherCache, Teachers, open_teacher
+from patchloom.tasks.classification.teacher_cache import TeacherCache
+from patchloom.tasks.classification.teachers import STUDENT, Teachers, open_teacher
 from patchloom.tasks.spec import Context
 from patchloom.training.checks import check_batch
 from patchloom.training.schedule import total_steps
@@ -144,7 +145,7 @@ def _open_teachers(task: Distillation, writes: bool) -> Teachers:
         # Everything that decides the pixels of a step or the teachers' logits for them. Settings that do not (a
         # learning rate) are left out, so that runs which differ only in those share the cache.
         key = [
-            task.fingerprint, task.source.class_names, draws, preprocessing.img_size, preprocessing.mean,
+            task.images.fingerprint, task.source.class_names, draws, preprocessing.img_size, preprocessing.mean,
             preprocessing.std, task.processes.count, [teacher.identity for teacher in teachers],
         ]  # fmt: skip
         cache = TeacherCache(Path(config.cache), key, task.console.say)

@@ -52,8 +52,7 @@ class Classification(Task):
     ) -> None:
         self.config, self.network, self.recipe = config, network, recipe
         self.processes, self.console = processes, console
-        self.source, self.split = images.source, images.split
-        self.skipped, self.fingerprint = images.skipped, images.fingerprint
+        self.images, self.source, self.split = images, images.source, images.split
         self.modules = nn.ModuleDict({MODEL: network})
         self.loss, self.augmentation = loss, augmentation  # the user's own, in place of the recipe's
         self.order = Order(len(self.split.train), recipe.batch_size, recipe.repeated_augmentation, recipe.seed)
@@ -134,26 +133,10 @@ class Classification(Task):
 
     def metadata(self) -> dict[str, Any]:
         """What `load` needs to build the network from a checkpoint."""
-        return {
-            "config": self.network.config.to_json(),
-            "class_names": self.network.class_names,
-            "preprocessing": self.network.preprocessing.to_json(),
-            "label_column": self.network.label_column,
-        }
+        return self.network.metadata()
 
     def environment(self) -> dict[str, Any]:
-        """Enough of the data to notice a change, and which images the run never saw."""
-        data = {
-            "where": self.config.data,
-            "fingerprint": self.fingerprint,
-            "skipped": dict(self.skipped),
-            "split": self.split.summary,
-        }
-        # Held out by us, not by a split of the data: the names are noted, so that a later `evaluate` uses just the
-        # images that the run never saw.
-        if self.split.test_name is None:
-            data["held_out"] = [item.key for item in self.split.held_out]
-        return {"data": data, "teachers": []}
+        return {"data": self.images.to_json(self.config.data), "teachers": []}
 
     def finish(self, run: Run, result: Result) -> None:
         finish(self, run, result)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import io
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -13,28 +12,24 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchloom import temporary
 from patchloom.errors import PatchloomError
 from patchloom.inference.models import check_images
-from patchloom.install import install_hint
+from patchloom.install import needed
 from patchloom.models.config import as_size
 from patchloom.models.foreign import TIMM
 from patchloom.models.imagenet import imagenet_ids
 from patchloom.models.preprocessing import Preprocessing
-from patchloom.reading import read_file, read_json
+from patchloom.reading import read_json
 from patchloom.tasks.classification.classes import match_names
-from patchloom.temporary import sync
+from patchloom.tasks.classification.teacher_cache import TeacherCache
 from patchloom.weights.delta import checksum
 from patchloom.weights.foreign import load_timm
 from patchloom.weights.load import load
 
-_DIGEST = hashlib.sha256().digest_size
-_MOST = 1 << 30  # bytes of the logits of one step
 STUDENT = "student"  # as an image size: that of the student (thesis 3.3)
 
 
@@ -118,58 +113,6 @@ class Teachers:
         return logits
 
 
-class TeacherCache:
-    """The logits of teachers, one file per step and process: with the key, a step decides images, augmentation and
-    mixing.
-
-    A file that is missing, damaged or of another shape is computed again, so the cache can be deleted at any time.
-    """
-
-    def __init__(self, folder: Path, key: Any, say: Callable[[str], None] = lambda _: None) -> None:
-        self.say = say
-        name = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:20]
-        self.folder = folder / name
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            temporary.sweep(self.folder, r"\d+-\d+\.npy")
-        except OSError as error:
-            raise PatchloomError(f"--cache {folder} cannot be written: {error}.") from error
-
-    def read(self, step: int, rank: int, shape: tuple[int, int]) -> Tensor | None:
-        """The logits of a step; None if they are missing or damaged: then the teachers compute them."""
-        path = self._path(step, rank)
-        try:
-            content = read_file(path, _MOST)
-        except OSError:
-            return None
-        data, mark = content[:-_DIGEST], content[-_DIGEST:]
-        try:
-            if hashlib.sha256(data).digest() != mark:
-                raise ValueError("its digest does not fit its content")
-            # allow_pickle=False: a cache may come from elsewhere, and a pickle can run code.
-            logits = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
-        except ValueError:
-            self.say(f"{path} is damaged: the teachers compute step {step} again.")
-            return None
-        return torch.from_numpy(logits) if logits.shape == shape else None
-
-    def write(self, step: int, rank: int, logits: Tensor) -> None:
-        """An .npy file with the SHA-256 digest of its bytes after it."""
-        path, data = self._path(step, rank), io.BytesIO()
-        np.lib.format.write_array(data, logits.float().cpu().numpy())
-        try:
-            # Two runs may share a cache: each writes under a name of its own, and a rename replaces the file whole.
-            aside = temporary.own_name(path)
-            aside.write_bytes(data.getvalue() + hashlib.sha256(data.getvalue()).digest())
-            sync(aside)
-            aside.rename(path)
-        except OSError as error:
-            raise PatchloomError(f"--cache {self.folder} cannot be written: {error}.") from error
-
-    def _path(self, step: int, rank: int) -> Path:
-        return self.folder / f"{step:08d}-{rank}.npy"
-
-
 def match_classes(teacher: Teacher, class_names: Sequence[str]) -> tuple[Tensor, str | None]:
     """For each class of the data, its place among the teacher's logits; and how the names were interpreted, where the
     teacher has none."""
@@ -235,7 +178,7 @@ def _try_size(network: Any, source: str, size: tuple[int, int], device: torch.de
     try:
         with torch.no_grad():
             network(torch.zeros(2, 3, *size, device=device))
-    except Exception as error:  # whatever a network that is made for one size raises
+    except Exception as error:  # a network for one image size may raise anything
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise PatchloomError(f"{source} does not take images of {size[0]} x {size[1]} pixels: {reason}.") from error
 
@@ -243,10 +186,8 @@ def _try_size(network: Any, source: str, size: tuple[int, int], device: torch.de
 def _onnx_teacher(path: Path, asked: tuple[int, int] | None) -> Teacher:
     """An ONNX file with one input (B, 3, height, width). Class names and preprocessing are in the metadata of our own
     exports, or in FILE.json beside the file."""
-    try:
+    with needed("A teacher in an ONNX file needs onnxruntime", "onnx"):
         import onnxruntime
-    except ImportError as error:
-        raise PatchloomError(f"A teacher in an ONNX file needs onnxruntime: {install_hint('onnx')}") from error
     try:
         # The one provider that every build of onnxruntime has.
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
@@ -261,7 +202,7 @@ def _onnx_teacher(path: Path, asked: tuple[int, int] | None) -> Teacher:
             preprocessing = dataclasses.replace(preprocessing, img_size=asked)
         names = tuple(metadata["class_names"]) if metadata.get("class_names") else None
         content = hashlib.sha256(path.read_bytes()).hexdigest()
-    except Exception as error:  # whatever the library raises for a file that is not a network
+    except Exception as error:  # the library raises all kinds of errors for other files
         raise PatchloomError(f"The teacher {path} cannot be read: {error}.") from error
 
     pairs = zip(given.shape[2:], asked or (), strict=False)
@@ -278,7 +219,7 @@ def _onnx_teacher(path: Path, asked: tuple[int, int] | None) -> Teacher:
     try:
         # Two images: a graph that was exported for a batch of one fails here rather than in the first step.
         count = run(torch.zeros(2, 3, *preprocessing.img_size)).shape[-1]
-    except Exception as error:  # whatever the library raises where the graph is made for another shape
+    except Exception as error:  # the library raises all kinds of errors for wrong shapes
         raise PatchloomError(
             f"The teacher {path} does not take several images of {preprocessing.img_size} pixels: export it with a "
             f"batch of any size. {str(error).splitlines()[0]}"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
-from patchloom.data.parts import THREE_AUGMENT
-from patchloom.recipes.options import Options
+from patchloom.recipes.options import CropOptions
 
 
 @dataclass(frozen=True)
@@ -31,23 +30,10 @@ class OwnConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnOptions(Options):
-    """For a module of the user's own: how images that are not tensors are cropped and augmented. See ImageOptions."""
+class OwnOptions(CropOptions):
+    """For a module of the user's own: how images that are not tensors are cropped and augmented. The module must take
+    images of `resolution`."""
 
-    # For images that are not tensors; the module must take this size.
-    resolution: int | None = 224
-    crop: Literal["rrc", "src", "src_axis", "pad"] = "rrc"
-    crop_scale: float = 0.08
-    flip: float = 0.5
-    augmentation: Literal["rand", "auto", "trivial", "three", "none"] = "rand"
-    three_augment: tuple[str, ...] = THREE_AUGMENT
-    magnitude: float = 9.0
-    color_jitter: float = 0.0
-    affine: float = 0.0
-    repeated_augmentation: int = 1
-    interpolation: Literal["bicubic", "bilinear"] = "bicubic"
-    pixels: Literal["exact", "fast"] = "exact"
     test_crop_ratio: float = 0.875
 
-    FRACTIONS: ClassVar[tuple[str, ...]] = ("crop_scale", "flip", "color_jitter", "affine", "test_crop_ratio")
-    NOT_NEGATIVE: ClassVar[tuple[str, ...]] = ("magnitude",)
+    FRACTIONS: ClassVar[tuple[str, ...]] = (*CropOptions.FRACTIONS, "test_crop_ratio")

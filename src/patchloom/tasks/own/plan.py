@@ -57,6 +57,11 @@ class OwnRun:
     model_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._check_parts()
+        self._check_settings()
+
+    def _check_parts(self) -> None:
+        """Refuse parts of the wrong type, and empty datasets."""
         if not isinstance(self.model, str | nn.Module):
             raise PatchloomError(f"model is a name or a torch.nn.Module, not {type(self.model).__name__}.")
         for name in ("loss", "augmentation"):
@@ -75,6 +80,9 @@ class OwnRun:
                 empty = is_dataset(part) and not len(part)
             if empty:
                 raise PatchloomError(f"{name}, {type(part).__name__}, is empty.")
+
+    def _check_settings(self) -> None:
+        """Refuse settings that would have no effect beside a part."""
         if self.validation is not None and not is_dataset(self.data):
             raise PatchloomError("validation goes with a dataset of your own; other data has splits: test_split=...")
         if is_dataset(self.data) and (self.labels, self.splits.train, self.splits.test) != (None, None, None):
@@ -82,6 +90,8 @@ class OwnRun:
                 "labels, train_split and test_split have no effect with a dataset of your own: pass validation=DATASET "
                 "or hold_out=FRACTION."
             )
+        if self.validation is not None and self.splits.hold_out is not None:
+            raise PatchloomError("hold_out has no effect with a validation dataset: leave it out.")
         checked_options(self.model_options)
         if isinstance(self.model, nn.Module) and self.model_options:
             raise PatchloomError("model_options are for models by name; build your own module as you need it.")
@@ -216,24 +226,10 @@ def _data(run: OwnRun) -> tuple[Part, Part]:
         # The source has split its images already: all indices of either part belong to it.
         train, held_out = ((part, list(range(len(part)))) for part in parts)
         return train, held_out
-    _refuse_without_effect(run)
     if run.validation is not None:
         return (run.data, list(range(len(run.data)))), (run.validation, list(range(len(run.validation))))
     kept, held = split_indices(len(run.data), run.splits)
     return (run.data, kept), (run.data, held)
-
-
-def _refuse_without_effect(run: OwnRun) -> None:
-    """Splits and labels by name are those of data on disk; a dataset has neither."""
-    asked = {
-        "train_split": run.splits.train,
-        "test_split": run.splits.test,
-        "labels": run.labels,
-        "hold_out": run.splits.hold_out if run.validation is not None else None,
-    }
-    if given := [name for name, value in asked.items() if value is not None]:
-        beside = "a validation dataset" if given == ["hold_out"] else "a dataset of your own"
-        raise PatchloomError(f"{', '.join(given)} has no effect with {beside}: leave it out.")
 
 
 def _preprocessing(module: nn.Module, recipe: Recipe) -> Preprocessing:

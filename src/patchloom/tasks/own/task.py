@@ -14,6 +14,7 @@ from patchloom.data.order import Key, Order, Steps
 from patchloom.data.workers import Batches, load_batches
 from patchloom.devices import pins_memory, to_device
 from patchloom.errors import errors_in
+from patchloom.models.network import evaluation_mode
 from patchloom.models.preprocessing import Preprocessing
 from patchloom.recipes.recipe import Recipe
 from patchloom.tasks.classification.losses import Loss, summed_loss
@@ -80,12 +81,8 @@ class Supervised(Task):
         if not len(self.held_out):
             return {}
         model = modules[MODEL]
-        was_training = model.training
-        model.eval()
-        try:
+        with evaluation_mode(model):
             loss, right, count = self._measure(model, after_batch)
-        finally:
-            model.train(was_training)
         # One process may have held batches of another kind: top1 is given only where all could count.
         classified = all(part is not None for part in self.processes.gather(right))
         total, samples = self.processes.total(loss), self.processes.total(count)

@@ -6,8 +6,18 @@ import argparse
 import sys
 from typing import Any
 
+from patchloom.console import Console
+from patchloom.errors import PatchloomError
 from patchloom.tasks.classification.evaluate_command import predictions_output
-from patchloom.tasks.commands import Command, Output, Tool, add_reading_arguments, add_split_arguments
+from patchloom.tasks.commands import (
+    Command,
+    Output,
+    Tool,
+    add_reading_arguments,
+    add_split_arguments,
+    require_data,
+    require_images,
+)
 
 _FIELDS = ("loss", "views", "projector", "instance_weight")  # of the recipe, that have an option of their own
 
@@ -50,7 +60,6 @@ def _add_grafit(parser: argparse.ArgumentParser) -> None:
 
 def _plan(options: argparse.Namespace) -> Any:
     from patchloom.data.splits import Splits
-    from patchloom.errors import PatchloomError
     from patchloom.recipes.changes import parse_words
     from patchloom.recipes.grafit import RetrievalOptions
     from patchloom.tasks.retrieval.plans import plan_grafit
@@ -70,9 +79,7 @@ def _plan(options: argparse.Namespace) -> Any:
 
 def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     add_reading_arguments(parser)
-    group = parser.add_argument_group("models of grafit")
-    group.add_argument("--labels", metavar="COLUMN", help="label column (default: the one that the run was trained on)")
-    group.add_argument("--k", type=int, metavar="N", help="number of neighbours (default: chosen by leave-one-out)")
+    _add_shared(parser.add_argument_group("models of grafit"))
 
 
 def _add_predict(parser: argparse.ArgumentParser) -> None:
@@ -90,12 +97,9 @@ def _add_shared(group: Any) -> None:
 
 
 def _evaluate(options: argparse.Namespace) -> Output:
-    from patchloom.console import Console
-    from patchloom.errors import PatchloomError
     from patchloom.tasks.retrieval.evaluate import evaluate
 
-    if options.data is None:
-        raise PatchloomError("evaluate needs a model and data: patchloom evaluate FROM DATA.")
+    require_data(options)
     found = evaluate(
         options.model, options.data, labels=options.labels, split=options.split, k=options.k, batch=options.batch,
         workers=options.workers or 0, strict=options.strict, device=options.device, console=Console(sys.stderr),
@@ -106,11 +110,9 @@ def _evaluate(options: argparse.Namespace) -> Output:
 
 
 def _predict(options: argparse.Namespace) -> Output:
-    from patchloom.errors import PatchloomError
     from patchloom.tasks.retrieval.evaluate import predict
 
-    if not options.inputs:
-        raise PatchloomError("predict needs images: patchloom predict FROM IMAGE ...")
+    require_images(options)
     rows = predict(
         options.model, options.inputs, collection=options.collection, labels=options.labels, k=options.k,
         top=options.top, device=options.device,

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from patchloom.models.registry import build
+from patchloom.models.registry import rebuild
 from patchloom.tasks.retrieval.images import labels_of
 from patchloom.tasks.retrieval.metrics import knn_accuracy
 from patchloom.tasks.retrieval.networks import MODEL
 from patchloom.tasks.retrieval.report import CHARTS, retrieval_sections
+from patchloom.temporary import write_json
 from patchloom.training.report import write_report
-from patchloom.training.run import Run, write_text
+from patchloom.training.run import Run
 from patchloom.training.sharding import whole_tensors
 from patchloom.training.task import Result
 from patchloom.weights.save import save
@@ -28,11 +28,7 @@ def finish(task: Retrieval, run: Run, result: Result) -> None:
     whole = whole_tensors(trained)
     if not task.processes.is_main_process:
         return
-    # Built again from whole tensors: the parts of a sharded network are in several processes.
-    network: Any = build(trained.config)
-    network.load_state_dict(whole)
-    for name in ("class_names", "label_column", "preprocessing"):
-        setattr(network, name, getattr(trained, name))
+    network: Any = rebuild(trained, whole)
     held_out: dict[str, Any] | None = None
     if task.source.labelled and task.split.held_out:
         labels, truth = labels_of(task.split.train), labels_of(task.split.held_out)
@@ -64,4 +60,4 @@ def export_network(folder: Path, network: Any, described: dict[str, Any]) -> Non
         "preprocessing": network.preprocessing.to_json(),
         **described,
     }
-    write_text(folder / "model.json", json.dumps(values, indent=1) + "\n")
+    write_json(folder / "model.json", values)

@@ -20,6 +20,7 @@ from patchloom.data.transforms import Augment, Views
 from patchloom.data.workers import Batches, load_batches
 from patchloom.devices import pins_memory
 from patchloom.models.embedding import EmbeddingNetwork, Outputs
+from patchloom.models.network import evaluation_mode
 from patchloom.recipes.recipe import Recipe
 from patchloom.tasks.classification.images import Images
 from patchloom.tasks.retrieval.config import RetrievalConfig
@@ -65,8 +66,7 @@ class Retrieval(Task):
         self.config, self.modules, self.terms, self.recipe = config, modules, terms, recipe
         self.processes, self.console = processes, console
         self.network: EmbeddingNetwork = modules[MODEL]  # type: ignore[assignment]
-        self.source, self.split = images.source, images.split
-        self.skipped, self.fingerprint = images.skipped, images.fingerprint
+        self.images, self.source, self.split = images, images.source, images.split
         self.supervision, self.labels = supervision, supervision.labels
         self.order = Order(len(self.split.train), recipe.batch_size, recipe.repeated_augmentation, recipe.seed)
         self.steps_per_epoch = self.order.steps_per_epoch
@@ -202,16 +202,12 @@ class Retrieval(Task):
         return {"count": len(truth), "knn": accuracy}
 
     def _embed(self, network: Any, items: Any, after_batch: Callable[[], None] = lambda: None) -> Tensor:
-        training = network.training
-        network.eval()
-        try:
+        with evaluation_mode(network):
             return embed_items(
                 network, self.source, items, self.network.preprocessing,
                 batch=max(64, self.recipe.batch_size // self.processes.count), workers=self.recipe.workers,
                 processes=self.processes, after_batch=after_batch,
             )  # fmt: skip
-        finally:
-            network.train(training)
 
     def final_embeddings(self, network: Any) -> tuple[Tensor, Tensor]:
         """Unit vectors of the training images and of the held-out ones, with the final weights: m_i = g(x_i)."""
@@ -219,24 +215,11 @@ class Retrieval(Task):
         return self._embed(network, self.split.train), queries
 
     def metadata(self) -> dict[str, Any]:
-        network = self.network
-        return {
-            "config": network.config.to_json(),
-            "class_names": network.class_names,
-            "preprocessing": network.preprocessing.to_json(),
-            "label_column": network.label_column,
-        }
+        return self.network.metadata()
 
     def environment(self) -> dict[str, Any]:
         """Enough of the data to notice a change, which images the run never saw, and the clusters that it learns."""
-        data: dict[str, Any] = {
-            "where": self.config.data,
-            "fingerprint": self.fingerprint,
-            "skipped": dict(self.skipped),
-            "split": self.split.summary,
-        }
-        if self.split.test_name is None:
-            data["held_out"] = [item.key for item in self.split.held_out]
+        data = self.images.to_json(self.config.data)
         clusters = self.supervision.clusters
         return {"data": data} if clusters is None else {"data": data, "clusters": list(clusters)}
 

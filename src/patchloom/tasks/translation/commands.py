@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from patchloom.tasks.commands import Command, Output, Tool
+from patchloom.errors import PatchloomError
+from patchloom.tasks.commands import Command, Output, Tool, require_data
 
 
 def _add_translate(parser: argparse.ArgumentParser) -> None:
@@ -58,11 +59,9 @@ def _add_predict(parser: argparse.ArgumentParser) -> None:
 
 
 def _evaluate(options: argparse.Namespace) -> Output:
-    from patchloom.errors import PatchloomError
     from patchloom.tasks.translation.evaluate import evaluate
 
-    if options.data is None:
-        raise PatchloomError("evaluate needs a model and data: patchloom evaluate FROM DATA.")
+    require_data(options)
     found = evaluate(
         options.model,
         options.data,
@@ -81,7 +80,6 @@ def _evaluate(options: argparse.Namespace) -> Output:
 
 
 def _predict(options: argparse.Namespace) -> Output:
-    from patchloom.errors import PatchloomError
     from patchloom.tasks.translation.predict import predict, predict_lines
     from patchloom.tasks.translation.text import read_lines
 

@@ -49,7 +49,7 @@ class Hypothesis:
 
 
 class _Decoder(Protocol):
-    """The network as a search uses it: one step for all hypotheses, and a choice of those that go on."""
+    """The network as a search uses it: one step for all hypotheses, and a choice of those that are continued."""
 
     def step(self, tokens: Tensor) -> Tensor:
         """The last tokens (B, K) -> logits (B, K, V) of the next ones."""
@@ -187,15 +187,15 @@ class _Beams:
     def _finish(self, totals: Tensor, parents: Tensor, ends: Tensor) -> None:
         """Note the hypotheses that end among the best `beam` candidates."""
         beam = self.options.beam
-        # Only among the best `beam`: an end with a low probability is not taken just because others went on. Forbidden
-        # tokens have probability 0 and are not finite.
+        # Only among the best `beam`: an end with a low probability is not taken just because the others are not
+        # finished. Forbidden tokens have probability 0 and are not finite.
         for row, column in (ends[:, :beam] & totals[:, :beam].isfinite()).nonzero().tolist():
             target = self.tokens[row, parents[row, column], 1:].tolist()
             found = self.finished[int(self.active[row])]
             found.append(_hypothesis(target, float(totals[row, column]), self.options))
 
     def _unfinished(self, best: Tensor, at_limit: Tensor) -> Tensor:
-        """The rows whose search goes on, given their most probable unfinished hypothesis (B,)."""
+        """The rows whose search continues, given their most probable unfinished hypothesis (B,)."""
         # log-probabilities only fall, so none can score higher than if the longest target had this one
         bounds = best / self.limits[self.active].to(best.dtype) ** self.options.length_penalty
         rows = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,7 @@ from patchloom.models.registry import build
 from patchloom.tasks.translation.metrics import translation_metrics
 from patchloom.tasks.translation.predict import decoding_options, translate_lines
 from patchloom.tasks.translation.report import CHARTS, translation_sections
-from patchloom.temporary import write_text
+from patchloom.temporary import write_json
 from patchloom.training.report import write_report
 from patchloom.training.run import Run
 from patchloom.training.sharding import whole_tensors
@@ -52,4 +51,4 @@ def export_network(folder: Path, network: Any, described: dict[str, Any]) -> Non
     metadata = {"task": "translation", "layout": "patchloom", **network.metadata()}
     write(folder / "model.safetensors", network.state_dict(), metadata)
     short = {name: value for name, value in metadata.items() if name != "vocabulary"}
-    write_text(folder / "model.json", json.dumps({**short, **described}, indent=1) + "\n")
+    write_json(folder / "model.json", {**short, **described})

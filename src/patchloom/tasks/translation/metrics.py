@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from patchloom.errors import PatchloomError
-from patchloom.install import install_hint
+from patchloom.install import needed
 
 _COMPOUNDS = ("de",)  # languages whose hyphenated words Ott et al. 2018 split for tokenised BLEU
 
@@ -47,19 +47,15 @@ def bleu(translations: Sequence[str], references: Sequence[str]) -> float:
 
 
 def _sacrebleu() -> Any:
-    try:
+    with needed("BLEU needs sacrebleu", "translation"):
         from sacrebleu import metrics
-    except ImportError as error:
-        raise PatchloomError(f"BLEU needs sacrebleu: {install_hint('translation')}") from error
     return metrics
 
 
 def moses_tokenizer(language: str) -> Any:
     """A function from lines to lines of Moses tokens, separated by spaces; German compounds are split at hyphens."""
-    try:
+    with needed("Tokenised BLEU needs sacremoses", "translation"):
         from sacremoses import MosesTokenizer
-    except ImportError as error:
-        raise PatchloomError(f"Tokenised BLEU needs sacremoses: {install_hint('translation')}") from error
     tokenizer = MosesTokenizer(lang=language)
 
     def tokenize(lines: Sequence[str]) -> list[str]:

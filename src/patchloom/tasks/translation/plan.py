@@ -10,8 +10,7 @@ from patchloom.tasks.spec import Context, RunConfig
 from patchloom.tasks.translation.setup import open_task
 from patchloom.tasks.translation.task import Translation
 from patchloom.text import count
-from patchloom.training.measure import measure_steps, rate_bars, time_text
-from patchloom.training.schedule import learning_rate, total_steps
+from patchloom.training.measure import measure_steps, rate_bars, rate_curve, run_length, run_time, time_text
 
 _BUDGET = 6.0  # seconds for measured steps
 
@@ -23,20 +22,14 @@ def plan(run: RunConfig, context: Context) -> dict[str, Any]:
     context.console.say(*plan_lines(sizes))
     task.console = Console(quiet=True)
     seconds, waiting = measure_steps(task, run.recipe.replace(accumulate=1), context.processes, _BUDGET)
-    per_step = sizes["pairs_seen"] / sizes["steps"]
-    sizes |= {
-        "seconds_per_step": round(seconds * per_step, 4),
-        "seconds_waiting_for_data": round(waiting * per_step, 4),
-        "estimated_seconds": round(sizes["pairs_seen"] * (seconds + waiting), 1),
-    }
+    sizes |= run_time(sizes["pairs_seen"], sizes["steps"], seconds, waiting)
     context.console.say(time_text(sizes))
     return sizes
 
 
 def _sizes(run: RunConfig, task: Translation) -> dict[str, Any]:
     recipe, per_epoch = run.recipe, task.steps_per_epoch
-    steps = total_steps(recipe, per_epoch)
-    marks = [round(i * (steps - 1) / 20) for i in range(21)] if steps > 20 else list(range(steps))
+    length = run_length(recipe, per_epoch)
     return {
         "model": task.network.config.name,
         "recipe": recipe.name,
@@ -45,14 +38,12 @@ def _sizes(run: RunConfig, task: Translation) -> dict[str, Any]:
         "lr": recipe.lr,
         "batch_tokens": recipe.batch_tokens,
         "vocabulary": len(task.vocabulary),
-        "epochs": recipe.epochs if recipe.steps is None else round(steps / per_epoch, 2),
-        "steps": steps,
-        "steps_per_epoch": per_epoch,
+        **length,
         "training_pairs": len(task.corpus.train),
         "held_out_pairs": len(task.corpus.held_out),
-        "pairs_seen": round(steps * len(task.corpus.train) / per_epoch),
+        "pairs_seen": round(length["steps"] * len(task.corpus.train) / per_epoch),
         "params": sum(parameter.numel() for parameter in task.network.parameters()),
-        "lr_curve": [[step, learning_rate(recipe, step, per_epoch)] for step in marks],
+        "lr_curve": rate_curve(recipe, per_epoch),
     }
 
 

@@ -110,7 +110,7 @@ def translate_lines(
     options: DecodingOptions,
     after_batch: Callable[[int], None] = lambda _: None,
 ) -> list[Translated]:
-    """The translation of each line, in order; `after_batch` is told how many are done.
+    """The translation of each line, in order; `after_batch` gets the number of finished lines.
 
     Lines of similar length are translated together, on the device of the network. Raises PatchloomError for empty
     lines and for lines longer than the network takes.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import io
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -14,6 +13,7 @@ from torch import nn
 
 from patchloom.layers.sequence import SequenceLinear
 from patchloom.models.translation import TranslationNetwork
+from patchloom.pages import data_url
 from patchloom.tasks.translation.predict import Translated
 from patchloom.tasks.translation.text import ParallelText
 from patchloom.training.report import Section
@@ -98,7 +98,7 @@ def _matrix(layer: SequenceLinear) -> np.ndarray:
 
 
 def _picture(matrix: np.ndarray) -> str:
-    """A PNG as a data address, with 4 x 4 pixels per entry."""
+    """A PNG as a data URL, with 4 x 4 pixels per entry."""
     relative = matrix / max(float(np.abs(matrix).max()), 1e-12)
     # White for 0; the colour grows as the other channels fade.
     faded = (255 * (1 - np.abs(relative))).astype(np.uint8)
@@ -107,4 +107,4 @@ def _picture(matrix: np.ndarray) -> str:
     pixels = np.stack([np.where(positive, full, faded), faded, np.where(positive, faded, full)], axis=-1)
     buffer = io.BytesIO()
     Image.fromarray(pixels.repeat(4, axis=0).repeat(4, axis=1)).save(buffer, "PNG")
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+    return data_url(buffer.getvalue(), "image/png")

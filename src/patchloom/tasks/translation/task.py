@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from patchloom.console import Console
+from patchloom.models.network import evaluation_mode
 from patchloom.models.translation import PADDING, TranslationNetwork
 from patchloom.recipes.recipe import Recipe
 from patchloom.tasks.translation.batches import TokenBatches, TokenPairs, batches_in_order
@@ -86,13 +87,9 @@ class Translation(Task):
     def evaluate(self, modules: nn.ModuleDict, after_batch: Callable[[], None]) -> dict[str, Any]:
         """The mean loss of a token without smoothing, and the BLEU of greedy translations of up to 500 sentences."""
         network: Any = modules[MODEL]
-        was_training = network.training
-        network.eval()
-        try:
+        with evaluation_mode(network):
             loss = self.held_out_loss(network, after_batch)
             translations = self._greedy(network, after_batch)
-        finally:
-            network.train(was_training)
         references = [self.corpus.held_out_text.target[place] for place in self._decoded]
         return {"count": len(self.corpus.held_out), "loss": loss, "greedy_bleu": bleu(translations, references)}
 

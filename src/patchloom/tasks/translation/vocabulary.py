@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from patchloom.errors import PatchloomError
-from patchloom.install import install_hint
+from patchloom.install import needed
 from patchloom.models.translation import PADDING
 from patchloom.reading import read_file
 
@@ -129,8 +129,6 @@ class Vocabulary:
 
 
 def _sentencepiece() -> Any:
-    try:
+    with needed("Translation needs sentencepiece", "translation"):
         import sentencepiece
-    except ImportError as error:
-        raise PatchloomError(f"Translation needs sentencepiece: {install_hint('translation')}") from error
     return sentencepiece
