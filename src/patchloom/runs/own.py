@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -94,7 +95,7 @@ def run_task(
     spec = task_from_python()
     config = config or spec.config_from_json({"data": "own data", "model": {"name": type(task).__name__}})
     settings = {**settings_of(RunConfig(spec, config, recipe)), "log": log}
-    if not (Path(out) / "recipe.yaml").exists():
+    if earlier_environment(out) is None:
         check_free(out)
         run = Run(Path(out), settings)
         run.continuation = _CONTINUE
@@ -105,9 +106,11 @@ def run_task(
     # A script can be edited between two starts: the same bytes are only possible with the same settings.
     if edited := run.differences(settings):
         raise PatchloomError(f"{run.folder} holds a run with other settings: {'; '.join(edited)}. Give another folder.")
-    # Of an own dataset only lengths and class names are compared: see `OwnSource.fingerprint`.
-    if run.environment()["data"] != task.environment()["data"]:
+    loop = Loop(task, recipe, run, processes, console, callbacks)  # refuses a task whose environment is not JSON
+    # Of an own dataset only lengths and class names are compared: see `OwnSource.fingerprint`. As JSON gives it back:
+    # a tuple has become a list in the file.
+    if run.environment()["data"] != json.loads(json.dumps(task.environment()["data"])):
         raise PatchloomError(f"The data has changed since {run.folder} began: exact resuming needs the same.")
     run.continuation = _CONTINUE
     console.say(f"Continuing the run in {run.folder}.")
-    return continue_task(run, Loop(task, recipe, run, processes, console, callbacks), settings)
+    return continue_task(run, loop, settings)

@@ -27,7 +27,7 @@ from patchloom.training.averaging import Average
 from patchloom.training.batchnorm import norm_statistics, synchronise
 from patchloom.training.callbacks import Callback
 from patchloom.training.checkpoints import State
-from patchloom.training.checks import check_equal_states, check_losses, check_metrics, check_setup
+from patchloom.training.checks import check_equal_states, check_losses, check_metrics, check_setup, check_weight
 from patchloom.training.counters import Counters
 from patchloom.training.optimizers import make_optimizer
 from patchloom.training.precision import autocast, check_precision
@@ -258,7 +258,7 @@ class Loop:
         torch.manual_seed(seed_of(recipe.seed, step, self.processes.rank, "step"))  # stochastic depth
         self.optimizer.zero_grad(set_to_none=True)
         parts = self.task.split_batch(batch, recipe.accumulate)
-        weight = sum(self.task.weight(part) for part in parts)
+        weight = sum(check_weight(self.task, self.task.weight(part)) for part in parts)
         # The mean is over what all processes count: their shares of a step may differ.
         everywhere = self.processes.total(weight)
         if everywhere == -math.inf:
