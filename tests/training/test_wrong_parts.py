@@ -260,3 +260,9 @@ def test_fit_takes_a_path_too(out: Any) -> None:
 def test_batches_that_cannot_be_counted(batch: Any) -> None:
     with pytest.raises(PatchloomError, match="cannot be counted"):
         first_tensor(batch)
+
+
+@pytest.mark.parametrize("change", [{"mixup": 0.1}, {"drop_path": 0.1}, {"resolution": 32}])
+def test_settings_that_a_task_of_ones_own_does_not_read_are_refused(change: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(PatchloomError, match=f"{next(iter(change))} has no effect with a task of your own"):
+        patchloom.fit(Line(), out=tmp_path / "run", recipe="deit@small", device="cpu", **change)

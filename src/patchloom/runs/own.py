@@ -12,7 +12,8 @@ from patchloom.console import Console
 from patchloom.devices import Device
 from patchloom.errors import PatchloomError
 from patchloom.recipes.changes import apply_changes
-from patchloom.recipes.recipe import Recipe
+from patchloom.recipes.options import Options
+from patchloom.recipes.recipe import Recipe, setting_types
 from patchloom.recipes.registry import choose_recipe
 from patchloom.runs.config import settings_of
 from patchloom.runs.launch import check_free, continue_task, start_task
@@ -55,14 +56,19 @@ def fit(
     """
     if not isinstance(task, Task):
         raise PatchloomError(f"fit trains a patchloom.Task, not {type(task).__name__}.")
-    resolved = resolve_recipe(recipe, changes)
+    resolved = _resolve_recipe(recipe, changes)
     processes, console = join_processes(device), console or Console()
     return run_task(task, resolved, out, processes, console, log, callbacks)
 
 
-def resolve_recipe(recipe: str | Recipe, changes: Mapping[str, Any]) -> Recipe:
-    """A recipe by its name or as it is, with changes."""
-    return apply_changes(choose_recipe(recipe), changes)[0]
+def _resolve_recipe(recipe: str | Recipe, changes: Mapping[str, Any]) -> Recipe:
+    """A recipe by its name or as it is, with changes. Those of a task's options, such as mixup, would change nothing:
+    a task of the user's own has its own."""
+    chosen = choose_recipe(recipe)
+    of_options = set(setting_types(type(chosen.options))) - set(setting_types(Options))
+    if unused := sorted(of_options & set(changes)):
+        raise PatchloomError(f"{', '.join(unused)} has no effect with a task of your own: leave it out.")
+    return apply_changes(chosen, changes)[0]
 
 
 def earlier_environment(out: str | PathLike[str]) -> dict[str, Any] | None:

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from patchloom.console import Console
 from patchloom.data.randomness import seed_of
 from patchloom.devices import to_device
-from patchloom.errors import InterruptedWork, PatchloomError, StoppedError
+from patchloom.errors import InterruptedWork, PatchloomError, StoppedError, errors_in
 from patchloom.recipes.intervals import parse_interval, steps_of_interval
 from patchloom.recipes.recipe import Recipe
 from patchloom.text import describe
@@ -289,7 +289,8 @@ class Loop:
         if self.callbacks and self.processes.is_main_process:
             means = {name: value / (weight or 1.0) for name, value in losses.items()}
             for callback in self.callbacks:
-                callback.after_step(self.counters.step, means)
+                with errors_in(f"after_step of the callback {type(callback).__name__}"):
+                    callback.after_step(self.counters.step, means)
 
     def _set_schedules(self, step: int) -> float:
         """Give the optimizer the learning rate and weight decay of a step."""
@@ -366,7 +367,8 @@ class Loop:
             self.run.log(record)
             self.console.say(self.progress.line(record))
             for callback in self.callbacks:
-                callback.after_evaluation(record)
+                with errors_in(f"after_evaluation of the callback {type(callback).__name__}"):
+                    callback.after_evaluation(record)
         return improved
 
     def result_modules(self) -> nn.ModuleDict:

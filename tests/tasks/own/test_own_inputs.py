@@ -248,3 +248,38 @@ def test_attributes_of_a_data_set_that_are_not_lists(tmp_path: Path) -> None:
 
     with pytest.raises(PatchloomError, match="`classes` of the dataset Counted has the names of the classes, not 3"):
         train(Counted(pictures()), tmp_path / "second", **TINY)
+
+
+class Failing(patchloom.Callback):
+    def __init__(self, method: str, error: type[Exception]) -> None:
+        setattr(self, method, lambda *_: self.fail(error))
+
+    def fail(self, error: type[Exception]) -> None:
+        raise error("boom")
+
+
+@pytest.mark.parametrize("method", ["after_step", "after_evaluation"])
+@pytest.mark.parametrize("error", [ZeroDivisionError, StopIteration])
+def test_an_error_of_a_callback_names_it(method: str, error: type[Exception], tmp_path: Path) -> None:
+    message = f"^{method} of the callback Failing raised {error.__name__}: boom"
+    with pytest.raises(PatchloomError, match=message):
+        train(numbers(), tmp_path, model=nn.Linear(4, 2), callbacks=[Failing(method, error)])
+    run = train(numbers(), tmp_path, model=nn.Linear(4, 2))
+    assert run.records()[-1]["epoch"] == 1
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(outputs * self.scale, targets)
+
+
+def test_a_loss_with_parameters_is_refused_since_nothing_would_train_them(tmp_path: Path) -> None:
+    for model in ({"model": nn.Linear(4, 2)}, TINY):
+        with pytest.raises(PatchloomError, match="The loss Scaled has parameters, which would not be trained"):
+            train(numbers(), tmp_path, loss=Scaled(), **model)
+    loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0]))  # buffers are not trained anyway
+    train(numbers(), tmp_path, loss=loss, model=nn.Linear(4, 2))
