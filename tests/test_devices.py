@@ -33,7 +33,9 @@ def test_without_an_accelerator_every_choice_is_the_cpu(name: str | torch.device
     assert available_devices() == ["cpu"]
 
 
-@pytest.mark.parametrize("name", ["gpuu", "cuda", "cuda:7", "mps", "xpu:1", "meta", "", "cpu:x", "cuda:-1", "auto:1"])
+@pytest.mark.parametrize(
+    "name", ["gpuu", "cuda", "cuda:7", "mps", "xpu:1", "meta", "", "cpu:x", "cpu:7", "cuda:-1", "auto:1"]
+)
 def test_a_device_that_is_not_there_is_refused_with_those_that_are(name: str) -> None:
     with pytest.raises(PatchloomError, match="Choose from: auto, cpu"):
         choose_device(name)

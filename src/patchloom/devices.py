@@ -32,7 +32,7 @@ def choose_device(name: Device = "auto") -> torch.device:
     kinds = {device.partition(":")[0] for device in available_devices()}
     if wanted == "auto":
         kind = _accelerator() or "cpu"
-    elif kind not in kinds or (colon and not index.isdecimal()):
+    elif kind not in kinds or (colon and not index.isdecimal()) or (kind == "cpu" and int(index or 0)):
         raise _refused(wanted)
     if kind == "cpu":
         return torch.device("cpu")

@@ -116,3 +116,28 @@ def test_collate() -> None:
     assert collate([[1, 2], [3, 4]])[0].tolist() == [1, 3]
     with pytest.raises(PatchloomError, match=r"\[1, 2\] parts"):
         collate([[1], [1, 2]])
+
+
+def test_collate_of_numpy_values_and_of_tensors_with_a_gradient() -> None:
+    assert collate([np.bool_(True), np.bool_(False)]).tolist() == [True, False]
+    assert collate([1, torch.tensor(2)]).tolist() == [1, 2]
+    texts = [np.array(["a", "b"]), np.array(["c"])]
+    assert collate(texts) == texts
+    assert not collate([torch.ones(2, requires_grad=True) * 2]).requires_grad
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        ([{"a": 1, "b": 2}, {"a": 1}], r"keys \['a', 'b'\], \['a'\]"),
+        ([1, "a"], "types int and str"),
+        ([{"a": 1}, 3], "types dict and int"),
+        ([torch.ones(2), None], "types Tensor and NoneType"),
+        ([(1, 2), 3], "types tuple and int"),
+        ([2**70, 1], "cannot be put into a tensor"),
+        ([1, np.ones(3)], "cannot be put into a tensor"),
+    ],
+)
+def test_samples_of_different_structures_are_one_message(samples: list[Any], message: str) -> None:
+    with pytest.raises(PatchloomError, match=message):
+        collate(samples)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -158,6 +159,28 @@ def test_the_task_is_right(tmp_path: Path) -> None:
         ({"evaluate": lambda *_: None}, "returns NoneType; it must return a dict"),
         ({"evaluate": lambda *_: {"error": torch.ones(())}}, "JSON cannot hold"),
         ({"evaluate": lambda *_: {"eror": 1.0}}, "metric 'error' .* not among .*: eror"),
+        ({"evaluate": lambda *_: {"error": None}}, "metric 'error' .* not among .*: there is none"),
+        ({"evaluate": lambda *_: {"error": 1.0, 3: 1.0}}, "a metric called 3"),
+        ({"evaluate": lambda *_: {"error": 1.0, "step": 1.0}}, "a metric called 'step'"),
+        ({"evaluate": lambda self, modules: {}}, r"evaluate of the task Broken takes \(modules, after_batch\)"),
+        ({"losses": lambda self, batch, step: {}}, r"losses of the task Broken takes \(batch, step, part\)"),
+        ({"after_step": lambda self: None}, r"after_step of the task Broken takes \(step\)"),
+        ({"losses": lambda *_: {1: INPUTS}}, "has the name 1; it must be a text"),
+        ({"losses": lambda *_: {"a": torch.ones(1, dtype=torch.complex64)}}, "a tensor of real numbers"),
+        ({"metric": "error"}, "metric of the task Broken is a patchloom.Metric, not 'error'"),
+        ({"trained": None}, "trained of the task Broken is a tuple of names, not NoneType"),
+        ({"unit": None}, "unit of the task Broken is a word"),
+        ({"state": lambda _: None}, "state of the task Broken returns NoneType, not a dict"),
+        ({"state": lambda _: {"m": [1, 2]}}, r"state\.m is a list of 2 values"),
+        ({"state": lambda _: {"m": np.zeros(3)}}, r"holds tensors; state\.m is"),
+        ({"state": lambda _: {"m": torch.zeros(3, dtype=torch.complex64)}}, r"state\.m, a tensor of complex64"),
+        ({"state": lambda _: {"m": torch.zeros(3, 3).to_sparse()}}, r"state\.m, a tensor of sparse_coo"),
+        ({"metadata": lambda _: None}, "metadata .* returns NoneType"),
+        ({"metadata": lambda _: {"m": torch.zeros(1)}}, "metadata .* JSON cannot hold"),
+        ({"environment": lambda _: {"data": {1, 2}}}, "environment .* JSON cannot hold"),
+        ({"environment": lambda _: {}}, "environment .* no dict under 'data'"),
+        ({"weight": lambda *_: None}, "weight of the task Broken returns None"),
+        ({"weight": lambda *_: -1.0}, r"weight of the task Broken returns -1\.0"),
     ],
 )
 def test_wrong_tasks(members: dict[str, Any], reason: str, tmp_path: Path) -> None:
@@ -165,7 +188,81 @@ def test_wrong_tasks(members: dict[str, Any], reason: str, tmp_path: Path) -> No
         fit(broken(**members), tmp_path / "run")
 
 
+@pytest.mark.parametrize("steps", [np.int64(3), 3.0, "3"])
+def test_steps_per_epoch_is_an_int(steps: Any, tmp_path: Path) -> None:
+    task = Line()
+    task.steps_per_epoch = steps
+    with pytest.raises(PatchloomError, match=r"it must be a Python int\."):
+        fit(task, tmp_path / "run")
+
+
+class WithExtraState(nn.Linear):
+    def get_extra_state(self) -> Any:
+        return {"n": 3}
+
+    def set_extra_state(self, state: Any) -> None:
+        raise AssertionError(state)
+
+
+class Complex(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8, 2, dtype=torch.complex64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x.to(torch.complex64) @ self.weight).abs()
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (WithExtraState(8, 2), r"holds tensors; model\._extra_state is dict"),
+        (Complex(), r"cannot hold model\.weight, a tensor of complex64"),
+    ],
+)
+def test_a_module_that_no_checkpoint_can_hold_is_refused_before_training(
+    model: nn.Module, reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(PatchloomError, match=reason):
+        train(tmp_path / "run", model=model)
+    assert not (tmp_path / "run").exists()
+
+
+INTEGERS = (torch.int8, torch.int16, torch.uint16, torch.uint32, torch.uint64)
+
+
+def test_a_task_may_keep_integers_of_any_type_and_describe_its_data_with_tuples(tmp_path: Path) -> None:
+    def make() -> patchloom.Task:
+        task = broken(
+            state=lambda self: self.kept,
+            environment=lambda _: {"data": {"sizes": (1, 2)}},
+            weight=lambda _, x: x.sum() * 0 + 4,
+        )
+        task.kept = {str(dtype): torch.arange(3).to(dtype) for dtype in INTEGERS}  # type: ignore[attr-defined]
+        return task
+
+    run = fit(make(), tmp_path / "run")
+    (run.folder / "export" / "model.json").unlink()  # as if it was killed before the export
+    again = make()
+    for tensor in again.kept.values():  # type: ignore[attr-defined]
+        tensor.zero_()
+    fit(again, tmp_path / "run")
+    assert all(tensor.tolist() == [0, 1, 2] for tensor in again.kept.values())  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("out", [None, 3])
+def test_fit_takes_a_path_too(out: Any) -> None:
+    with pytest.raises(PatchloomError, match="out is the path of a folder"):
+        fit(Line(), out)
+
+
 @pytest.mark.parametrize("batch", ["text", {"a": ["text"]}, None, torch.ones(()), []])
 def test_batches_that_cannot_be_counted(batch: Any) -> None:
     with pytest.raises(PatchloomError, match="cannot be counted"):
         first_tensor(batch)
+
+
+@pytest.mark.parametrize("change", [{"mixup": 0.1}, {"drop_path": 0.1}, {"resolution": 32}])
+def test_settings_that_a_task_of_ones_own_does_not_read_are_refused(change: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(PatchloomError, match=f"{next(iter(change))} has no effect with a task of your own"):
+        patchloom.fit(Line(), out=tmp_path / "run", recipe="deit@small", device="cpu", **change)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 from torch import Tensor
+from torch.utils.data import IterableDataset
 
 from patchloom.data.images import Picture, as_image, as_picture
 from patchloom.data.randomness import seeded_globals
@@ -62,7 +63,9 @@ class OwnSource(Source):
 
 def is_dataset(value: Any) -> bool:
     """Whether a value is a map-style dataset."""
-    return hasattr(value, "__len__") and hasattr(value, "__getitem__") and not isinstance(value, (str, bytes, dict))
+    # An iterable-style one inherits a `__getitem__` that only raises.
+    other = isinstance(value, (str, bytes, dict, IterableDataset))
+    return hasattr(value, "__len__") and hasattr(value, "__getitem__") and not other
 
 
 def open_own(dataset: Any, validation: Any = None, targets: str = "class", num_classes: int | None = None) -> OwnSource:
@@ -95,7 +98,7 @@ def open_own(dataset: Any, validation: Any = None, targets: str = "class", num_c
 def _targets(dataset: Any, where: str, targets: str) -> list[int | None]:
     """The class of each image. `dataset.targets`, as the sets of torchvision have it, saves reading every image."""
     listed = getattr(dataset, "targets", None)
-    if listed is not None and len(listed) == len(dataset):
+    if hasattr(listed, "__getitem__") and hasattr(listed, "__len__") and len(listed) == len(dataset):
         return [_checked(listed[index], index, where, targets) for index in range(len(dataset))]
     return [_checked(_entry(dataset, index)[1], index, where, targets) for index in range(len(dataset))]
 
@@ -130,11 +133,13 @@ def _checked(target: Any, index: int, where: str, targets: str) -> int | None:
 
 def _class_names(dataset: Any, where: str, found: dict[str, list[Any]], count: int | None) -> tuple[str, ...]:
     largest = max(target for column in found.values() for target in column)
-    names: Iterable[Any] | None = getattr(dataset, "classes", None)
+    names: Any = getattr(dataset, "classes", None)
     if names is None:
         if count is not None and largest >= count:
             raise PatchloomError(f"The {where} has a target {largest}, but the model has {count} classes.")
         return tuple(map(str, range(count or largest + 1)))
+    if not isinstance(names, Iterable):
+        raise PatchloomError(f"`classes` of the {where} has the names of the classes, not {names!r}.")
     class_names = check_distinct([str(name) for name in names], f"The {where}")
     if largest >= len(class_names):
         raise PatchloomError(f"The {where} has a target {largest}, but `classes` has {len(class_names)} names.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -11,7 +12,8 @@ from patchloom.console import Console
 from patchloom.devices import Device
 from patchloom.errors import PatchloomError
 from patchloom.recipes.changes import apply_changes
-from patchloom.recipes.recipe import Recipe
+from patchloom.recipes.options import Options
+from patchloom.recipes.recipe import Recipe, setting_types
 from patchloom.recipes.registry import choose_recipe
 from patchloom.runs.config import settings_of
 from patchloom.runs.launch import check_free, check_out, continue_task, start_task
@@ -54,14 +56,19 @@ def fit(
     """
     if not isinstance(task, Task):
         raise PatchloomError(f"fit trains a patchloom.Task, not {type(task).__name__}.")
-    resolved = resolve_recipe(recipe, changes)
+    resolved = _resolve_recipe(recipe, changes)
     processes, console = join_processes(device), console or Console()
     return run_task(task, resolved, out, processes, console, log, callbacks)
 
 
-def resolve_recipe(recipe: str | Recipe, changes: Mapping[str, Any]) -> Recipe:
-    """A recipe by its name or as it is, with changes."""
-    return apply_changes(choose_recipe(recipe), changes)[0]
+def _resolve_recipe(recipe: str | Recipe, changes: Mapping[str, Any]) -> Recipe:
+    """A recipe by its name or as it is, with changes. Those of a task's options, such as mixup, would change nothing:
+    a task of the user's own has its own."""
+    chosen = choose_recipe(recipe)
+    of_options = set(setting_types(type(chosen.options))) - set(setting_types(Options))
+    if unused := sorted(of_options & set(changes)):
+        raise PatchloomError(f"{', '.join(unused)} has no effect with a task of your own: leave it out.")
+    return apply_changes(chosen, changes)[0]
 
 
 def earlier_environment(out: str | PathLike[str]) -> dict[str, Any] | None:
@@ -93,7 +100,7 @@ def run_task(
     spec = task_from_python()
     config = config or spec.config_from_json({"data": "own data", "model": {"name": type(task).__name__}})
     settings = {**settings_of(RunConfig(spec, config, recipe)), "log": log}
-    if not (Path(out) / "recipe.yaml").exists():
+    if earlier_environment(out) is None:
         check_free(out)
         run = Run(Path(out), settings)
         run.continuation = _CONTINUE
@@ -104,9 +111,11 @@ def run_task(
     # A script can be edited between two starts: the same bytes are only possible with the same settings.
     if edited := run.differences(settings):
         raise PatchloomError(f"{run.folder} holds a run with other settings: {'; '.join(edited)}. Give another folder.")
-    # Of an own dataset only lengths and class names are compared: see `OwnSource.fingerprint`.
-    if run.environment()["data"] != task.environment()["data"]:
+    loop = Loop(task, recipe, run, processes, console, callbacks)  # refuses a task whose environment is not JSON
+    # Of an own dataset only lengths and class names are compared: see `OwnSource.fingerprint`. As JSON gives it back:
+    # a tuple has become a list in the file.
+    if run.environment()["data"] != json.loads(json.dumps(task.environment()["data"])):
         raise PatchloomError(f"The data has changed since {run.folder} began: exact resuming needs the same.")
     run.continuation = _CONTINUE
     console.say(f"Continuing the run in {run.folder}.")
-    return continue_task(run, Loop(task, recipe, run, processes, console, callbacks), settings)
+    return continue_task(run, loop, settings)

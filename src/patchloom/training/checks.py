@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,9 +17,19 @@ from patchloom.recipes.recipe import Recipe
 from patchloom.text import describe
 from patchloom.training.callbacks import Callback
 from patchloom.training.processes import Processes
-from patchloom.training.state import RESERVED
-from patchloom.training.task import Task
+from patchloom.training.state import RESERVED, check_storable
+from patchloom.training.task import Metric, Task
 
+_CALLED_OF_TASK = {
+    "batches": ("start", "end"),
+    "weight": ("batch",),
+    "losses": ("batch", "step", "part"),
+    "after_step": ("step",),
+    "evaluate": ("modules", "after_batch"),
+    "finish": ("run", "result"),
+    "load_state": ("state",),
+}
+_OF_RECORDS = ("event", "epoch", "step", "lr", "train_loss", "losses", "time")  # what the loop adds to log.jsonl
 _CALLED_WITH = {"after_step": ("step", "losses"), "after_evaluation": ("record",)}  # methods of `Callback`
 
 
@@ -26,6 +38,8 @@ def check_setup(task: Task, recipe: Recipe, callbacks: Sequence[Callback]) -> No
     check_task(task)
     check_callbacks(callbacks)
     check_parameters(task)
+    check_storable(task.modules.state_dict())
+    check_described(task)
     supported = any(hasattr(module, "gradient_checkpointing") for module in task.modules.values())
     if recipe.gradient_checkpointing and not supported:
         raise PatchloomError(
@@ -45,6 +59,8 @@ def check_task(task: Task) -> None:
     for method in ("batches", "losses", "evaluate"):
         if getattr(type(task), method) is getattr(Task, method):
             raise PatchloomError(f"The task {name} does not define the method {method}, which every task needs.")
+    for method, arguments in _CALLED_OF_TASK.items():
+        _check_callable(getattr(task, method), f"{method} of the task {name}", arguments)
     if not isinstance(task.modules, nn.ModuleDict) or not task.modules:
         raise PatchloomError(f"modules of the task {name} must be a non-empty torch.nn.ModuleDict.")
     if taken := set(RESERVED) & set(task.modules):
@@ -52,13 +68,22 @@ def check_task(task: Task) -> None:
     for what, names in (("trained", task.trained), ("averaged", task.averaged)):
         if isinstance(names, str):
             raise PatchloomError(f"{what} of the task {name} is a tuple of names, ({names!r},), not {names!r} alone.")
+        if not isinstance(names, Collection):
+            raise PatchloomError(f"{what} of the task {name} is a tuple of names, not {describe(names)}.")
         if unknown := set(names) - set(task.modules):
             raise PatchloomError(f"{what} of the task {name} names {', '.join(sorted(unknown))}, not among modules.")
-    if not isinstance(task.steps_per_epoch, int) or task.steps_per_epoch < 1:
+    if not isinstance(task.steps_per_epoch, int):
+        found = f"{task.steps_per_epoch!r} ({describe(task.steps_per_epoch)})"
+        raise PatchloomError(f"steps_per_epoch of the task {name} is {found}; it must be a Python int.")
+    if task.steps_per_epoch < 1:
         raise PatchloomError(
             f"steps_per_epoch of the task {name} is {task.steps_per_epoch!r}; it must be at least 1. Is there less "
             "data than one batch?"
         )
+    if task.metric is not None and not isinstance(task.metric, Metric):
+        raise PatchloomError(f"metric of the task {name} is a patchloom.Metric, not {task.metric!r}.")
+    if not isinstance(task.unit, str):
+        raise PatchloomError(f"unit of the task {name} is a word such as 'images', not {task.unit!r}.")
 
 
 def check_parameters(task: Task) -> None:
@@ -71,6 +96,30 @@ def check_parameters(task: Task) -> None:
         )
     if not any(parameter.requires_grad for parameter in parameters):
         raise PatchloomError("The model has nothing to train: none of its parameters has requires_grad=True.")
+
+
+def check_described(task: Task) -> None:
+    """Refuse metadata and an environment that JSON cannot hold."""
+    for method in ("metadata", "environment"):
+        what, value = f"{method} of the task {type(task).__name__} returns", getattr(task, method)()
+        if not isinstance(value, dict):
+            raise PatchloomError(f"{what} {describe(value)}; it must return a dict.")
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError) as error:
+            raise PatchloomError(f"{what} a value that JSON cannot hold ({error}): return plain values.") from error
+        if method == "environment" and not isinstance(value.get("data"), Mapping):
+            raise PatchloomError(f"{what} no dict under 'data', which says what the run learns from: {{'data': {{}}}}.")
+
+
+def check_weight(task: Task, weight: Any) -> float:
+    """What `Task.weight` returned, if batches can be counted with it."""
+    number = float(weight) if isinstance(weight, Real | Tensor) else math.nan
+    if not (math.isfinite(number) and number >= 0):
+        raise PatchloomError(
+            f"weight of the task {type(task).__name__} returns {weight!r}; it must return a number of 0 or more."
+        )
+    return number
 
 
 def check_metrics(task: Task, metrics: Any) -> dict[str, Any]:
@@ -88,11 +137,17 @@ def check_metrics(task: Task, metrics: Any) -> dict[str, Any]:
             f"evaluate of the task {name} returns a value that JSON cannot hold ({error}): return Python numbers, as "
             "float(tensor) gives them."
         ) from error
-    numbers = [key for key, value in metrics.items() if isinstance(value, int | float)]
-    if numbers and task.metric is not None and task.metric.name not in numbers:
+    if wrong := [key for key in metrics if not isinstance(key, str) or key in _OF_RECORDS]:
         raise PatchloomError(
-            f"The metric {task.metric.name!r} of the task {name} is not among the numbers that evaluate returns: "
-            f"{', '.join(map(str, numbers))}."
+            f"evaluate of the task {name} returns a metric called {wrong[0]!r}: give it another name, a text that is "
+            f"not one of {', '.join(_OF_RECORDS)}."
+        )
+    numbers = [key for key, value in metrics.items() if isinstance(value, int | float)]
+    wanted = task.metric.name if task.metric is not None else None
+    if wanted is not None and wanted not in numbers and (numbers or wanted in metrics):
+        raise PatchloomError(
+            f"The metric {wanted!r} of the task {name} is not among the numbers that evaluate returns: "
+            f"{', '.join(numbers) or 'there is none'}."
         )
     return metrics
 
@@ -103,8 +158,12 @@ def check_losses(task: Task, losses: Any) -> dict[str, Tensor]:
     if not isinstance(losses, dict) or not losses:
         raise PatchloomError(f"losses of the task {name} returns {describe(losses)}; it must return a dict of tensors.")
     for key, value in losses.items():
-        if not isinstance(key, str) or not isinstance(value, Tensor):
-            raise PatchloomError(f"losses of the task {name} has {describe(value)} under {key!r}; it must be a tensor.")
+        if not isinstance(key, str):
+            raise PatchloomError(f"losses of the task {name} has the name {key!r}; it must be a text.")
+        if not isinstance(value, Tensor) or value.is_complex():
+            raise PatchloomError(
+                f"losses of the task {name} has {describe(value)} under {key!r}; it must be a tensor of real numbers."
+            )
     if not any(value.requires_grad for value in losses.values()):
         raise PatchloomError(
             "The loss does not depend on the trained parameters, so it has no gradient: it is computed without one "

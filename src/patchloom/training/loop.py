@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from patchloom.console import Console
 from patchloom.data.randomness import seed_of
 from patchloom.devices import to_device
-from patchloom.errors import InterruptedWork, PatchloomError, StoppedError
+from patchloom.errors import InterruptedWork, PatchloomError, StoppedError, errors_in
 from patchloom.recipes.intervals import parse_interval, steps_of_interval
 from patchloom.recipes.recipe import Recipe
 from patchloom.text import describe
@@ -27,7 +27,7 @@ from patchloom.training.averaging import Average
 from patchloom.training.batchnorm import norm_statistics, synchronise
 from patchloom.training.callbacks import Callback
 from patchloom.training.checkpoints import State
-from patchloom.training.checks import check_equal_states, check_losses, check_metrics, check_setup
+from patchloom.training.checks import check_equal_states, check_losses, check_metrics, check_setup, check_weight
 from patchloom.training.counters import Counters
 from patchloom.training.optimizers import make_optimizer
 from patchloom.training.precision import autocast, check_precision
@@ -258,7 +258,7 @@ class Loop:
         torch.manual_seed(seed_of(recipe.seed, step, self.processes.rank, "step"))  # stochastic depth
         self.optimizer.zero_grad(set_to_none=True)
         parts = self.task.split_batch(batch, recipe.accumulate)
-        weight = sum(self.task.weight(part) for part in parts)
+        weight = sum(check_weight(self.task, self.task.weight(part)) for part in parts)
         # The mean is over what all processes count: their shares of a step may differ.
         global_weight = self.processes.total(weight)
         if global_weight == -math.inf:
@@ -282,7 +282,8 @@ class Loop:
         if self.callbacks and self.processes.is_main_process:
             means = {name: value / (weight or 1.0) for name, value in losses.items()}
             for callback in self.callbacks:
-                callback.after_step(self.counters.step, means)
+                with errors_in(f"after_step of the callback {type(callback).__name__}"):
+                    callback.after_step(self.counters.step, means)
 
     def _set_schedules(self, step: int) -> float:
         """Give the optimizer the learning rate and weight decay of a step."""
@@ -366,7 +367,8 @@ class Loop:
             self.run.log(record)
             self.console.say(self.progress.line(record))
             for callback in self.callbacks:
-                callback.after_evaluation(record)
+                with errors_in(f"after_evaluation of the callback {type(callback).__name__}"):
+                    callback.after_evaluation(record)
         return improved
 
     def result_modules(self) -> nn.ModuleDict:

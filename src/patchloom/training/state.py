@@ -12,14 +12,18 @@ optimizer whose groups are in another order, and can be read without building on
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from patchloom.errors import PatchloomError
+from patchloom.text import describe
 from patchloom.training.averaging import Average
 from patchloom.training.sharding import fill, like
 from patchloom.training.task import Task
+from patchloom.weights.files import STORED_TYPES
 
 _EMA, _OPTIMIZER, _STATE = "ema", "optimizer", "state"
 RESERVED = (_EMA, _OPTIMIZER, _STATE)  # modules cannot be called so
@@ -40,7 +44,12 @@ class TrainingState:
             for key, value in self.optimizer.state.get(parameter, {}).items():
                 if isinstance(value, Tensor):
                     tensors[f"{_OPTIMIZER}.{name}.{key}"] = value
-        return tensors | {f"{_STATE}.{name}": tensor for name, tensor in self.task.state().items()}
+        state = self.task.state()
+        if not isinstance(state, Mapping):
+            raise PatchloomError(f"state of the task {type(self.task).__name__} returns {describe(state)}, not a dict.")
+        named = {f"{_STATE}.{name}": tensor for name, tensor in state.items()}
+        check_storable(named)
+        return tensors | named
 
     def empty(self, name: str, shape: torch.Size) -> Tensor | None:
         """What a tensor of a checkpoint is read into, sharded as it is here; None for what this run does not have."""
@@ -75,6 +84,19 @@ class TrainingState:
         if part not in (_EMA, _OPTIMIZER) or rest.partition(".")[0] in self.modules:
             return name
         return f"{part}.{next(iter(self.modules))}.{rest}"
+
+
+def check_storable(state: Mapping[str, Any]) -> None:
+    """Refuse what a checkpoint cannot hold: anything but plain tensors of a type that safetensors knows."""
+    for name, value in state.items():
+        if not isinstance(value, Tensor):
+            raise PatchloomError(f"A checkpoint holds tensors; {name} is {describe(value)}. Make a tensor of it.")
+        if value.dtype not in STORED_TYPES or value.layout != torch.strided:
+            kind = str(value.layout if value.layout != torch.strided else value.dtype).removeprefix("torch.")
+            known = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in STORED_TYPES))
+            raise PatchloomError(
+                f"A checkpoint cannot hold {name}, a tensor of {kind}. Dense tensors of {known} can be."
+            )
 
 
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

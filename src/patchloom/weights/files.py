@@ -29,8 +29,10 @@ METADATA_KEY = "patchloom"
 CHECKPOINT_KEY = "patchloom_checkpoint"  # metadata key of a training checkpoint: the part of its state without tensors
 _DTYPES = {
     torch.float32: "F32", torch.float64: "F64", torch.float16: "F16", torch.bfloat16: "BF16",
-    torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8", torch.bool: "BOOL",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
+    torch.uint64: "U64", torch.uint32: "U32", torch.uint16: "U16", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
+STORED_TYPES = tuple(_DTYPES)  # the types of tensors that `write_tensors` can store
 _MAX_HEADER = 16 << 20  # bytes; a million class names take less
 _UNPACKED_ALLOWANCE = 64 << 20  # bytes that any file may unpack to, whatever its own size
 _ALLOCATING = b"bytearray"

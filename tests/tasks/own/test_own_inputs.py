@@ -193,3 +193,110 @@ def test_load_names_the_task_of_modules_that_it_cannot_build(tmp_path: Path) -> 
     run = train(numbers(), tmp_path, model=nn.Linear(4, 2))
     with pytest.raises(PatchloomError, match=r"holds modules of the task 'own'.*safetensors\.torch\.load_file"):
         patchloom.load(run.folder)
+
+
+class Probe(nn.Module):
+    """Notes what it is called with."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(width, 2)
+        self.seen: list[Any] = []
+
+    def forward(self, inputs: Any) -> torch.Tensor:
+        self.seen.append(inputs)
+        tensors = list(inputs.values()) if isinstance(inputs, dict) else inputs
+        tensors = tensors if isinstance(tensors, list | tuple) else [tensors]
+        return self.head(torch.cat([x.flatten(1).float() for x in tensors], dim=1))
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 8), (8, 8, 3), (8, 8), (6,)])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.bool])
+def test_a_tensor_of_any_type_reaches_a_module_as_it_is(shape: Any, dtype: torch.dtype, tmp_path: Path) -> None:
+    data = [(torch.full(shape, i, dtype=dtype), i % 2) for i in range(20)]
+    probe = Probe(int(np.prod(shape)))
+    train(data, tmp_path, model=probe)
+    assert {x.dtype for x in probe.seen} == {dtype}
+    assert {tuple(x.shape[1:]) for x in probe.seen} == {shape}
+    values = torch.cat(probe.seen[:2]).flatten(1)[:, 0].tolist()
+    assert set(values) <= {data[i][0].flatten()[0].item() for i in range(20)}
+
+
+@pytest.mark.parametrize("form", [lambda x: {"left": x, "right": x}, lambda x: (x, x), lambda x: [x, x]])
+def test_an_input_may_be_several_tensors(form: Any, tmp_path: Path) -> None:
+    probe = Probe(8)
+    run = train([(form(x), y) for x, y in numbers()], tmp_path, model=probe, accumulate=2)
+    assert type(probe.seen[0]) is (dict if isinstance(form(0), dict) else tuple)
+    assert run.records()[-1]["count"] == 4
+
+
+class Streamed(torch.utils.data.IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter(numbers())
+
+    def __len__(self) -> int:
+        return 20
+
+
+def test_an_iterable_dataset_is_refused_before_training(tmp_path: Path) -> None:
+    with pytest.raises(PatchloomError, match="a dataset with __len__ and __getitem__, not Streamed"):
+        train(Streamed(), tmp_path, model=nn.Linear(4, 2))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("kind", [np.uint16, np.int8, bool, np.bool_])
+def test_the_accuracy_of_classes_of_any_integer_type(kind: Any, tmp_path: Path) -> None:
+    def loss(outputs: Any, targets: Any) -> Any:
+        return nn.functional.cross_entropy(outputs, targets.long())
+
+    run = train([(x, kind(y)) for x, y in numbers()], tmp_path, model=nn.Linear(4, 2), loss=loss)
+    assert 0 <= run.records()[-1]["top1"] <= 1
+
+
+def test_attributes_of_a_data_set_that_are_not_lists(tmp_path: Path) -> None:
+    class Odd(list[Any]):
+        targets = 5
+
+    run = train(Odd(pictures()), tmp_path, **TINY, model_options={"depth": 1})
+    assert run.records()[-1]["count"] == 3
+
+    class Counted(list[Any]):
+        classes = 3
+
+    with pytest.raises(PatchloomError, match="`classes` of the dataset Counted has the names of the classes, not 3"):
+        train(Counted(pictures()), tmp_path / "second", **TINY)
+
+
+class Failing(patchloom.Callback):
+    def __init__(self, method: str, error: type[Exception]) -> None:
+        setattr(self, method, lambda *_: self.fail(error))
+
+    def fail(self, error: type[Exception]) -> None:
+        raise error("boom")
+
+
+@pytest.mark.parametrize("method", ["after_step", "after_evaluation"])
+@pytest.mark.parametrize("error", [ZeroDivisionError, StopIteration])
+def test_an_error_of_a_callback_names_it(method: str, error: type[Exception], tmp_path: Path) -> None:
+    message = f"^{method} of the callback Failing raised {error.__name__}: boom"
+    with pytest.raises(PatchloomError, match=message):
+        train(numbers(), tmp_path, model=nn.Linear(4, 2), callbacks=[Failing(method, error)])
+    run = train(numbers(), tmp_path, model=nn.Linear(4, 2))
+    assert run.records()[-1]["epoch"] == 1
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(outputs * self.scale, targets)
+
+
+def test_a_loss_with_parameters_is_refused_since_nothing_would_train_them(tmp_path: Path) -> None:
+    for model in ({"model": nn.Linear(4, 2)}, TINY):
+        with pytest.raises(PatchloomError, match="The loss Scaled has parameters, which would not be trained"):
+            train(numbers(), tmp_path, loss=Scaled(), **model)
+    loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0]))  # buffers are not trained anyway
+    train(numbers(), tmp_path, loss=loss, model=nn.Linear(4, 2))

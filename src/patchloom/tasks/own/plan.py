@@ -68,6 +68,11 @@ class OwnRun:
             part = getattr(self, name)
             if part is not None and not callable(part):
                 raise PatchloomError(f"{name} is a function, not {type(part).__name__}.")
+        if isinstance(self.loss, nn.Module) and any(part.requires_grad for part in self.loss.parameters()):
+            raise PatchloomError(
+                f"The loss {type(self.loss).__name__} has parameters, which would not be trained: put them into the "
+                "model, or write a task (patchloom.fit)."
+            )
         for name in ("data", "validation"):
             part = getattr(self, name)
             is_place = name == "data" and isinstance(part, str | PathLike)
@@ -124,6 +129,8 @@ def open_own(run: OwnRun, recipe: str | Recipe, changes: Mapping[str, Any], cont
     Raises:
         PatchloomError: a part has the wrong type, or a setting has no effect beside it.
     """
+    if isinstance(run.loss, nn.Module):  # such as the class weights of nn.CrossEntropyLoss
+        run.loss.to(context.processes.device)
     if isinstance(run.model, str | Network):
         return _open_classification(run, recipe, changes, context)
     return _open_supervised(run, recipe, changes, context)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -32,8 +31,11 @@ class SourceData(Dataset[tuple[Any, int]]):
         return self.source.read(item), item.label
 
 
-class OwnSamples(Dataset[tuple[Any, Any]]):
-    """(input, target) by key: a tensor of the dataset as it is, an image augmented, or cropped as in evaluation.
+PIXELS, TENSORS, TARGETS = "pixels", "tensors", "targets"  # the parts of a sample, and of a batch
+
+
+class OwnSamples(Dataset[dict[str, Any]]):
+    """Input and target by key: tensors of the dataset as they are, an image augmented, or cropped as in evaluation.
 
     `indices` are those of the dataset that belong to these samples; without `augment` images are only cropped.
     """
@@ -52,10 +54,11 @@ class OwnSamples(Dataset[tuple[Any, Any]]):
     def __len__(self) -> int:
         return len(self.indices)
 
-    def __getitem__(self, key: Key) -> tuple[np.ndarray | Tensor, Any]:
-        """(input, target) of the key (place, epoch, repeat); the augmentation is a function of it and of the seed.
+    def __getitem__(self, key: Key) -> dict[str, Any]:
+        """The sample of the key (place, epoch, repeat); the augmentation is a function of it and of the seed.
 
-        Images are arrays (height, width, channels) of pixel values: they are normalised on the device, in batches.
+        {"tensors", "targets"}, or of an image {"pixels", "targets"}: an array (height, width, channels) of pixel values
+        that are normalised on the device, in batches. The two have names, since both may be of uint8.
         """
         place, epoch, repeat = key
         # `place` counts the training samples, `index` the entries of the whole dataset.
@@ -63,14 +66,23 @@ class OwnSamples(Dataset[tuple[Any, Any]]):
         with errors_in(f"Entry {index} of the dataset"):
             entry = self.dataset[index]
         value, target = _pair(entry, index)
-        picture = value if isinstance(value, Tensor) else as_picture(value)
-        # A tensor is the user's own input, such as a spectrogram: it is neither cropped nor normalised.
-        if isinstance(picture, Tensor):
-            return picture, target
+        made = value if _are_tensors(value) else self._prepare(value, index, epoch, repeat)
+        return {TENSORS if _are_tensors(made) else PIXELS: made, TARGETS: target}
+
+    def _prepare(self, value: Any, index: int, epoch: int, repeat: int) -> Any:
+        """An image as pixels; an own augmentation may return a tensor."""
+        picture = as_picture(value)
         if self.augment is None:
-            return crop(picture, self.preprocessing), target
-        seed = sample_seed(self.seed, epoch, index, repeat)
-        return self.augment(picture, self.preprocessing.img_size, seed), target
+            return crop(picture, self.preprocessing)
+        return self.augment(picture, self.preprocessing.img_size, sample_seed(self.seed, epoch, index, repeat))
+
+
+def _are_tensors(value: Any) -> bool:
+    """Whether a value is a tensor, or a dict, tuple or list of tensors."""
+    if isinstance(value, Mapping | tuple | list):
+        parts = list(value.values()) if isinstance(value, Mapping) else value
+        return bool(parts) and all(map(_are_tensors, parts))
+    return isinstance(value, Tensor)
 
 
 def _pair(entry: Any, index: int) -> tuple[Any, Any]:
@@ -78,5 +90,5 @@ def _pair(entry: Any, index: int) -> tuple[Any, Any]:
         return entry[0], entry[1]
     raise PatchloomError(
         f"Entry {index} of the dataset is {type(entry).__name__}; expected a pair (input, target). The input is a "
-        "tensor or an image (PIL, array or path), the target whatever the loss takes."
+        "tensor, a dict or tuple of tensors, or an image (PIL, array or path), the target whatever the loss takes."
     )

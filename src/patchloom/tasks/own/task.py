@@ -19,7 +19,7 @@ from patchloom.models.preprocessing import Preprocessing
 from patchloom.recipes.recipe import Recipe
 from patchloom.tasks.classification.losses import Loss, summed_loss
 from patchloom.tasks.own.config import OwnConfig
-from patchloom.tasks.own.samples import OwnSamples
+from patchloom.tasks.own.samples import PIXELS, TARGETS, TENSORS, OwnSamples
 from patchloom.tasks.spec import Context
 from patchloom.text import describe
 from patchloom.training.checks import check_batch
@@ -66,12 +66,12 @@ class Supervised(Task):
         return load_batches(samples, batches, self.recipe.workers, pin=pins_memory(self.processes.device))
 
     def losses(self, batch: Any, step: int, part: int) -> dict[str, Tensor]:  # noqa: ARG002 - nothing is drawn here
-        outputs = self._forward(self.modules[MODEL], batch[0])
-        return {"loss": summed_loss(self.loss, outputs, batch[1], int(self.weight(batch)))}
+        outputs = self._forward(self.modules[MODEL], batch)
+        return {"loss": summed_loss(self.loss, outputs, batch[TARGETS], int(self.weight(batch)))}
 
-    def _forward(self, model: nn.Module, inputs: Any) -> Any:
-        if isinstance(inputs, Tensor) and inputs.dtype == torch.uint8:  # images (B, height, width, 3)
-            inputs = to_input(inputs, self.preprocessing)
+    def _forward(self, model: nn.Module, batch: Any) -> Any:
+        # Pixels (B, height, width, 3) are normalised; tensors of the dataset are used as they are, of uint8 too.
+        inputs = to_input(batch[PIXELS], self.preprocessing) if PIXELS in batch else batch[TENSORS]
         with errors_in(f"The model, called with {describe(inputs)},"):
             return model(inputs)
 
@@ -99,14 +99,14 @@ class Supervised(Task):
         classes = True
         with closing(self._load(self.held_out, padded)) as batches:
             for i, batch in enumerate(self.processes.together(batches)):
-                inputs, targets = to_device(batch, self.processes.device)
-                samples = len(inputs)
-                outputs = self._forward(model, inputs)
+                moved = to_device(batch, self.processes.device)
+                samples, targets = int(self.weight(moved)), moved[TARGETS]
+                outputs = self._forward(model, moved)
                 if i < mine:
                     loss += float(summed_loss(self.loss, outputs, targets, samples).sum())
                     count += samples
                     classes = classes and _are_classes(outputs, targets)
-                    right += int((outputs.argmax(dim=1) == targets).sum()) if classes else 0
+                    right += int((outputs.argmax(dim=1) == targets.long()).sum()) if classes else 0
                 after_batch()
         return loss, right if classes else None, count
 
