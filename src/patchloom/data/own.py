@@ -97,7 +97,7 @@ def open_own(dataset: Any, validation: Any = None, targets: str = "class", num_c
 
 def _targets(dataset: Any, where: str, targets: str) -> list[int | None]:
     """The class of each image. `dataset.targets`, as the sets of torchvision have it, saves reading every image."""
-    listed = getattr(dataset, "targets", None)
+    listed: Any = getattr(dataset, "targets", None)
     if hasattr(listed, "__getitem__") and hasattr(listed, "__len__") and len(listed) == len(dataset):
         return [_checked(listed[index], index, where, targets) for index in range(len(dataset))]
     return [_checked(_entry(dataset, index)[1], index, where, targets) for index in range(len(dataset))]
