@@ -9,6 +9,8 @@ from torch import nn
 import patchloom
 from patchloom.compat import import_timm
 from patchloom.errors import PatchloomError
+from patchloom.models.embedding import EmbeddingConfig
+from patchloom.models.registry import build
 from patchloom.models.roles import layer_depths, parameter_roles, tuned_parameters
 
 
@@ -126,6 +128,67 @@ def test_depths_of_other_modules() -> None:
     assert [layer_depths(plain)[f"{i}.weight"] for i in (0, 2, 3)] == [0, 1, 2]
     own = layer_depths(Own())
     assert (own["token"], own["classifier.0.weight"], own["layers.1.fn.weight"], own["last.gain"]) == (0, 3, 2, 3)
+
+
+def depths_by_part(module: nn.Module, length: int) -> dict[str, set[int]]:
+    """The depths of the parameters that share the first `length` steps of their names."""
+    found: dict[str, set[int]] = {}
+    for name, depth in layer_depths(module).items():
+        found.setdefault(".".join(name.split(".")[:length]), set()).add(depth)
+    return found
+
+
+@pytest.mark.parametrize("name", ["deit_nano", "cait_nano"])
+def test_both_heads_have_one_depth_after_a_single_block(name: str) -> None:
+    depths = depths_by_part(patchloom.create_model(name, depth=1, distilled=True), 1)
+    assert depths["stem"] == {0}
+    assert depths["blocks"] == {1}
+    assert depths["norm"] == depths["head"] == depths["head_distill"] == {2}
+
+
+def test_depths_reach_the_blocks_of_a_trunk_inside() -> None:
+    trunk = patchloom.create_model("deit_nano", depth=3)
+    config = EmbeddingConfig(trunk=trunk.config, trunk_dim=trunk.config.dim, classifier=True)
+    network = build(config)
+    inside, plain = layer_depths(network), layer_depths(trunk)
+    for name, depth in inside.items():
+        assert depth == plain.get(name.removeprefix("trunk."), 4), name  # projector and classifier come after
+
+
+def test_depths_of_an_encoder_and_a_decoder_follow_each_other() -> None:
+    network = patchloom.create_model("resmlp_mt_nano", depth=2)
+    lists = depths_by_part(network, 2)
+    assert [lists[f"{part}.{i}"] for part in ("encoder", "decoder") for i in (0, 1)] == [{1}, {2}, {3}, {4}]
+    assert lists["embedding.weight"] == {0}
+    assert lists["decoder_norm.weight"] == {5}
+    torch_own = depths_by_part(nn.Transformer(8, 2, 2, 2, 8, batch_first=True), 3)
+    assert [torch_own[f"{part}.layers.{i}"] for part in ("encoder", "decoder") for i in (0, 1)] == [{1}, {2}, {3}, {4}]
+
+
+@pytest.mark.parametrize(
+    ("name", "stages"),
+    [
+        ("resnet18", ["layer1", "layer2", "layer3", "layer4"]),
+        ("regnetx_002", ["s1", "s2", "s3", "s4"]),
+        ("vgg11", [f"features.{i}" for i in (0, 3, 6, 8, 11, 13, 16, 18)]),
+        ("pit_ti_224", [f"transformers.{i}.blocks.{j}" for i, count in enumerate((2, 6, 4)) for j in range(count)]),
+    ],
+)
+def test_depths_of_stacks_with_other_names(name: str, stages: list[str]) -> None:
+    model = import_timm().create_model(name)
+    depths = layer_depths(model)
+    for i, stage in enumerate(stages):
+        assert {depth for key, depth in depths.items() if key.startswith(f"{stage}.")} == {i + 1}, stage
+    first, last = next(iter(depths)), next(reversed(depths))
+    assert depths[last] == max(depths.values()) == len(stages) + 1
+    assert depths[first] == (1 if name == "vgg11" else 0)
+
+
+def test_depths_of_a_convnet_under_attention_pooling() -> None:
+    depths = depths_by_part(patchloom.create_model("resnet18_attention_pool", num_classes=2), 3)
+    assert [depths[f"stem.trunk.layer{i}"] for i in range(1, 5)] == [{1}, {2}, {3}, {4}]
+    assert depths["stem.trunk.conv1"] == depths["stem.trunk.bn1"] == {0}
+    assert depths["pool.0.mixing"] == depths["head.weight"] == {5}
 
 
 def test_in_a_module_dict_all_end_at_the_same_depth() -> None:

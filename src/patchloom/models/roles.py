@@ -3,7 +3,8 @@ deltas and reports."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 
 from torch import nn
 
@@ -15,7 +16,8 @@ ROLES = ("stem", "position", "token", "attention", "mixing", "ffn", "norm", "sca
 TUNINGS = ("all", "attention", "ffn", "head")  # what fine-tuning may leave trainable
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 _HEADS = ("head", "fc", "classifier")  # what classifiers are called in timm and torchvision
-_BLOCKS = ("blocks", "layers", "stages")  # what a stack of blocks is called
+_BLOCKS = ("blocks", "layers", "stages", "features", "encoder", "decoder")  # what a stack of blocks is called
+_NUMBERED = re.compile(r"(layer|block|stage|s)\d+")  # or what its blocks are called, where they are not in a list
 
 
 def parameter_roles(module: nn.Module) -> dict[str, str]:
@@ -80,7 +82,7 @@ def _classifiers(module: nn.Module) -> Iterator[nn.Module]:
 
 def _only_child(module: nn.Module) -> nn.Module | None:
     """The module inside a wrapper: what torch.compile, data-parallel training and weight averaging return."""
-    children = [child for child in module.children() if next(child.parameters(), None) is not None]
+    children = list(_trainable_children(module).values())
     # A wrapper has nothing of its own, neither parameters nor a second child.
     alone = len(children) == 1 and next(module.parameters(recurse=False), None) is None
     return children[0] if alone and not hasattr(module, "get_classifier") else None
@@ -89,10 +91,12 @@ def _only_child(module: nn.Module) -> nn.Module | None:
 def layer_depths(module: nn.Module) -> dict[str, int]:
     """The depth of every parameter of any module, by name, for a learning rate that decays from the last layer down.
 
-    Of a stack of L blocks (a child called blocks, layers or stages): 0 for what comes before it (stem, tokens,
-    positions), i + 1 for block i, L + 1 for what comes after (pool, norm, head). Of another module: the order of its
-    children, parameters of its own at 0. In an nn.ModuleDict every module ends at the depth of the deepest one, so that
-    heads beside a trunk are on a par with its last layer.
+    Of a stack of L blocks: 0 for what comes before it (stem, tokens, positions), i + 1 for block i, L + 1 for what
+    comes after (pool, norm, head). A stack is a list called blocks, layers, stages, features, encoder or decoder, or
+    numbered children such as layer1 to layer4, in the module or in a child, such as the trunk of an embedding network.
+    Of several, each continues where the one before it ends, and what stands between counts with the next block.
+    Without a stack: the order of the children, parameters of the module's own at 0. In an nn.ModuleDict every module
+    ends at the depth of the deepest one, so that heads beside a trunk are on a par with its last layer.
 
     Raises PatchloomError for what is not a module.
     """
@@ -108,25 +112,66 @@ def layer_depths(module: nn.Module) -> dict[str, int]:
     if inner is not None and not isinstance(module, nn.Sequential | nn.ModuleList):
         (name,) = (name for name, child in module.named_children() if child is inner)
         return {f"{name}.{key}": depth for key, depth in layer_depths(inner).items()}
-    starts = _depths_of_children(module)
-    return {name: _depth(name.split("."), starts) for name, _ in module.named_parameters()}
+    depths = _depths_of_parts(list(_parts(module)))
+    return {name: _nearest(name, depths) for name, _ in module.named_parameters()}
 
 
-def _depths_of_children(module: nn.Module) -> dict[str, int]:
-    """The depth of each child with parameters; of a stack, that of its first block."""
-    children = {name: child for name, child in module.named_children() if next(child.parameters(), None) is not None}
-    stack = next((name for name in _BLOCKS if len(list(children.get(name, nn.Identity()).children())) > 1), None)
-    if stack is None:
-        return {name: place for place, name in enumerate(children)}
-    names = list(children)
-    after = 1 + len(list(children[stack].children()))
-    before = names[: names.index(stack)]
-    depths = {name: 0 if name in before and name not in _HEADS else after for name in names}
-    return depths | {f"{stack}.{name}": i + 1 for i, (name, _) in enumerate(children[stack].named_children())}
+def _parts(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, bool]]:
+    """The names of a module's parts in their order, and whether each is a block of a stack. A child that holds a stack
+    somewhere inside is named before its own parts, unless this module has a stack itself."""
+    children = _trainable_children(module)
+    stacks = {name for name, child in children.items() if _is_stack(name, child)}
+    numbered = set() if stacks else _numbered(children)
+    for name, child in children.items():
+        path = prefix + name
+        if name in stacks:
+            yield from ((f"{path}.{block}", True) for block in _trainable_children(child))
+        else:
+            yield path, name in numbered
+            if not (stacks or numbered) and _holds_stack(child):
+                yield from _parts(child, f"{path}.")
 
 
-def _depth(path: list[str], depths: dict[str, int]) -> int:
-    return depths.get(".".join(path[:2]), depths.get(path[0], 0) if len(path) > 1 else 0)
+def _depths_of_parts(parts: list[tuple[str, bool]]) -> dict[str, int]:
+    if not any(is_block for _, is_block in parts):
+        return {path: place for place, (path, _) in enumerate(parts)}
+    depths, place = {}, 0
+    for path, is_block in parts:
+        place = max(place, 1) if is_block else place  # what comes before the first block has 0 to itself
+        depths[path] = place
+        place += is_block
+    # A head may be registered before the blocks.
+    return {path: place if path.rpartition(".")[2] in _HEADS else depth for path, depth in depths.items()}
+
+
+def _nearest(name: str, depths: dict[str, int]) -> int:
+    """The depth of the innermost part that holds a parameter; 0 for one of the module's own."""
+    while name := name.rpartition(".")[0]:
+        if name in depths:
+            return depths[name]
+    return 0
+
+
+def _is_stack(name: str, child: nn.Module) -> bool:
+    return name in _BLOCKS and isinstance(child, nn.Sequential | nn.ModuleList) and bool(_trainable_children(child))
+
+
+def _numbered(names: Iterable[str]) -> set[str]:
+    """Children that are the blocks of a stack by their numbers: two at least."""
+    found = {name for name in names if _NUMBERED.fullmatch(name)}
+    return found if len(found) > 1 else set()
+
+
+def _holds_stack(module: nn.Module) -> bool:
+    for child in module.modules():
+        names = _trainable_children(child)
+        if any(_is_stack(name, part) for name, part in names.items()) or _numbered(names):
+            return True
+    return False
+
+
+def _trainable_children(module: nn.Module) -> dict[str, nn.Module]:
+    return {name: child for name, child in module.named_children() if next(child.parameters(), None) is not None}
 
 
 def tuned_parameters(model: nn.Module, tune: str) -> set[str]:
