@@ -16,6 +16,7 @@ from patchloom.errors import PatchloomError
 from patchloom.recipes.recipe import Recipe
 from patchloom.training.callbacks import Callback
 from patchloom.training.loop import Loop
+from patchloom.training.precision import survives
 from patchloom.training.processes import Processes
 from patchloom.training.run import Run
 from patchloom.training.schedule import learning_rate, weight_decay
@@ -61,10 +62,10 @@ class Noted(Callback):
         self.records.append(record)
 
 
-def loop(folder: Path, callbacks: tuple[Callback, ...] = (), **changes: Any) -> Loop:
+def loop(folder: Path, callbacks: tuple[Callback, ...] = (), task: Task | None = None, **changes: Any) -> Loop:
     recipe = Recipe(**{"name": "toy", "epochs": 5, "batch_size": BATCH, "warmup_epochs": 0.0, **changes})
     folder.mkdir(exist_ok=True)
-    return Loop(Line(), recipe, Run(folder, {}), Processes(), Console(quiet=True), callbacks)
+    return Loop(task or Line(), recipe, Run(folder, {}), Processes(), Console(quiet=True), callbacks)
 
 
 @pytest.mark.parametrize(
@@ -103,6 +104,24 @@ def test_losses_are_logged_by_name_and_sum_to_the_training_loss(changes: dict, t
         assert record["losses"] == pytest.approx(means, rel=1e-6)
         assert sum(record["losses"].values()) == pytest.approx(record["train_loss"], rel=1e-6)
         begin = record["step"]
+
+
+class Rough(Line):
+    """Losses in the precision of the forward pass: sums in bf16 have three digits, those in fp16 end at 65504."""
+
+    def losses(self, batch: Any, step: int, part: int) -> dict[str, Tensor]:
+        y = self.modules["model"](batch["x"])
+        return {"large": 2e4 * (y * y).tanh().sum(dim=-1), "small": (y.abs() * 0.37).mean(dim=-1)}
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_losses_in_half_precision_are_summed_in_single(precision: str, tmp_path: Path) -> None:
+    if not survives(precision):
+        pytest.skip(f"this processor has no {precision}")
+    loop(tmp_path, precision=precision, task=Rough()).fit()
+    for record in Run(tmp_path, {}).records():
+        assert math.isfinite(record["train_loss"])
+        assert sum(record["losses"].values()) == pytest.approx(record["train_loss"], rel=1e-6)
 
 
 def test_sums_of_losses_survive_a_checkpoint(tmp_path: Path) -> None:

@@ -50,6 +50,11 @@ class _StopAsked(Exception):
     """A signal arrived during an evaluation, or between the parts of an accumulated step."""
 
 
+def _sum(loss: Tensor) -> Tensor:
+    """The sum of a loss; of one in half precision in float32, since bf16 keeps three digits and fp16 ends at 65504."""
+    return loss.sum(dtype=torch.float32 if loss.dtype.itemsize == 2 else None)
+
+
 class _Losses(nn.Module):
     """The task's losses as the forward pass of one module, which is what data parallelism wraps."""
 
@@ -316,7 +321,7 @@ class Loop:
             with self._no_sync() if i < len(parts) - 1 else nullcontext():
                 with autocast(self.recipe.precision, self.processes.device):
                     losses = check_losses(self.task, self.engine(moved, step, i))
-                values = torch.stack([value.sum() for value in losses.values()])
+                values = torch.stack([_sum(value) for value in losses.values()])
                 loss = values.sum()
                 self.scaler.scale(loss * share).backward()
             total += float(loss.detach())
