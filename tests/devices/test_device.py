@@ -317,6 +317,75 @@ def test_autocast_trains_on_the_device(on_loom: Callable[..., Any], data: Path, 
     assert losses(tmp_path / "low") != losses(tmp_path / "full")
 
 
+@pytest.fixture(scope="module")
+def rough(on_loom: Callable[..., Any], data: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
+    """For a precision, a folder of the test device and one of the CPU, each with a network that is distilled with a
+    token, and one that is fine-tuned from it."""
+    made: dict[str, dict[str, Path]] = {}
+
+    def make(precision: str) -> dict[str, Path]:
+        if not survives(precision):
+            pytest.skip(f"this processor has no {precision}, and the test device computes on it")
+        if precision not in made:
+            made[precision] = {device: tmp_path_factory.mktemp(f"{precision}-{device}") for device in (LOOM, "cpu")}
+            for device, folder in made[precision].items():
+                _distill_and_finetune(on_loom, data, folder, precision, device)
+        return made[precision]
+
+    return make
+
+
+def _distill_and_finetune(on_loom: Callable[..., Any], data: Path, folder: Path, precision: str, device: str) -> None:
+    common = [f"precision={precision}", "--device", device, "--out"]
+    on_loom(command, "train", data, *FAMILIES["resmlp"], *SETTINGS, "--device", device, "--out", folder / "teacher")
+    words = ["--model", "deit_nano", "--recipe", "deit@small", "--method", "token", *SETTINGS]
+    on_loom(command, "distill", folder / "teacher", data, *words, *common, folder / "distilled")
+    words = ["--recipe", "new_classes", "epochs=2", "workers=0"]
+    on_loom(command, "finetune", folder / "distilled", data, *words, *common, folder / "tuned")
+
+
+HALF = pytest.mark.parametrize("precision", ["bf16", "fp16"])
+
+
+@HALF
+@pytest.mark.parametrize("kind", ["distilled", "tuned"])
+def test_distillation_and_fine_tuning_in_half_precision_agree_with_the_cpu(
+    rough: Callable[[str], Any], kind: str, precision: str
+) -> None:
+    here, there = (rough(precision)[device] / kind for device in (LOOM, "cpu"))
+    np.testing.assert_allclose(losses(here), losses(there), rtol=2e-2)
+
+
+@HALF
+def test_a_run_in_half_precision_resumes_on_its_device_to_the_bit(
+    on_loom: Callable[..., Any], rough: Callable[[str], Any], tmp_path: Path, precision: str
+) -> None:
+    whole = rough(precision)[LOOM] / "distilled"
+    cut = shutil.copytree(whole, tmp_path / "cut")
+    max((cut / "checkpoints").glob("step-*")).unlink()
+    shutil.rmtree(cut / "export")
+    on_loom(command, "resume", cut, "--device", LOOM)
+    resumed = weights(cut)
+    assert all(torch.equal(resumed[name], tensor) for name, tensor in weights(whole).items())
+
+
+@HALF
+def test_a_network_of_half_precision_is_applied_on_the_device_as_on_the_cpu(
+    on_loom: Callable[..., Any], rough: Callable[[str], Any], data: Path, photo: Path, tmp_path: Path, precision: str
+) -> None:
+    """Evaluated, applied, explained, exported and served in float32, whatever it was trained in."""
+    run = rough(precision)[LOOM] / "distilled"
+    scores = [on_loom(call, patchloom.evaluate, run, data, device=device)["loss"] for device in (LOOM, "cpu")]
+    assert scores[0] == pytest.approx(scores[1], rel=1e-5)
+    rows = [on_loom(call, patchloom.predict, run, photo, device=device)[0]["predictions"] for device in (LOOM, "cpu")]
+    for mine, theirs in zip(*rows, strict=True):
+        assert mine["probability"] == pytest.approx(theirs["probability"], abs=1e-5)
+    assert_near(on_loom(explained, run, photo, LOOM), on_loom(explained, run, photo, "cpu"), 1e-3)
+    assert on_loom(exported, run, tmp_path / "model.safetensors", LOOM) < 1e-5
+    here, there = (on_loom(served, run, photo, device)["predicted"] for device in (LOOM, "cpu"))
+    assert here[0]["probability"] == pytest.approx(there[0]["probability"], abs=1e-5)
+
+
 def test_a_run_resumes_on_its_device_to_the_bit_and_on_another_closely(
     on_loom: Callable[..., Any], data: Path, tmp_path: Path
 ) -> None:
