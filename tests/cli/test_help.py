@@ -83,3 +83,17 @@ def test_commands_and_flags_change_only_on_purpose() -> None:
     recorded = (Path(__file__).parents[1] / "reference" / "commands.txt").read_text().splitlines()
     flags = {parser.prog: sorted({flag for a in parser._actions for flag in a.option_strings}) for parser in COMMANDS}
     assert [" ".join([command, *flags[command]]) for command in sorted(flags)] == recorded
+
+
+@pytest.mark.parametrize("name", ["models", "train", "evaluate", "predict", "search", "serve", "data"])
+def test_a_command_is_parsed_alone_as_among_all(name: str) -> None:
+    alone = {parser.prog: parser.format_help() for parser in commands(_parser(name))}
+    among = {parser.prog: parser.format_help() for parser in COMMANDS}
+    assert alone == {prog: among[prog] for prog in alone}
+    assert any(prog.split()[1] == name for prog in alone)
+    assert len(alone) < len(among)
+
+
+@pytest.mark.parametrize("name", ["distill", "--help", "predcit", None])
+def test_other_words_are_looked_up_among_all_commands(name: str | None) -> None:
+    assert [parser.prog for parser in commands(_parser(name))] == NAMES

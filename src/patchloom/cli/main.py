@@ -18,6 +18,7 @@ from patchloom.errors import EXIT_CODES, InterruptedWork, PatchloomError, is_out
 from patchloom.terminal import print_lines, printable
 
 _COMMANDS = (models, recipes, train, runs, evaluate, explain, search, export, serve, data, bench)
+_OWNERS = {module.__name__.rpartition(".")[2]: module for module in _COMMANDS} | {"predict": evaluate}
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -29,10 +30,11 @@ def main(words: Sequence[str] | None = None) -> None:
     Raises:
         SystemExit: with one of `EXIT_CODES`; it returns if all went well.
     """
-    parser = _parser()
+    words = list(sys.argv[1:] if words is None else words)
+    parser = _parser(words[0] if words else None)
     # Settings (key=value) may stand anywhere; argparse would take them for positionals of the wrong kind.
     options, rest = parser.parse_known_args(words)
-    options.words = list(sys.argv[1:] if words is None else words)
+    options.words = words
     options.settings = [word for word in rest if _is_setting(word)] if hasattr(options, "settings") else []
     if unknown := [word for word in rest if word not in options.settings]:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -102,7 +104,8 @@ def _is_setting(word: str) -> bool:
     return "=" in word and not word.startswith("-")
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(name: str | None = None) -> argparse.ArgumentParser:
+    """The parser of the command `name`; of all commands for --help, for names that are wrong, and by default."""
     parser = _Parser(
         prog="patchloom",
         description="Train, evaluate, explain, search and deploy patch-based vision models.",
@@ -113,6 +116,6 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("--debug", action="store_true", help="show the full traceback of an error")
-    for command in _COMMANDS:
-        command.add_parser(commands, shared)
+    for module in (_OWNERS[name],) if name in _OWNERS else _COMMANDS:
+        module.add_parser(commands, shared)
     return parser

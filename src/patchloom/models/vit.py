@@ -168,12 +168,13 @@ def _trunk_block(config: VitConfig, drop_path: float) -> Block:
     attention = TalkingHeadsAttention if config.talking_heads else SelfAttention
 
     def residual(layer: type[nn.Module], size: int) -> Residual:
+        post_norm = _post_norm(config)
         branches = [
             Branch(_norm(config), layer(config.dim, size, dropout=config.dropout), make_scale(config), drop_path)
             for _ in range(config.branches)
         ]
         gate = Gate(config.scale, config.dim) if config.scale in Gate.KINDS else None
-        return Residual(branches, gate, _post_norm(config))
+        return Residual(branches, gate, post_norm)
 
     return Block(residual(attention, config.heads), residual(FFN, int(config.dim * config.mlp_ratio)))
 

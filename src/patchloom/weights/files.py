@@ -154,6 +154,7 @@ def unwrap(content: Any, label: str) -> dict[str, Tensor]:
 
 def _read_safetensors(path: Path) -> Checkpoint:
     _check_header(path)
+    kind = _kind_of_export(path)
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
@@ -166,7 +167,7 @@ def _read_safetensors(path: Path) -> Checkpoint:
         if header.get("sha256") != digest(header[CHECKPOINT_KEY], tensors):
             raise PatchloomError(f"{path} is damaged: its digest does not match its content.")
         tensors, metadata = _of_training(tensors, metadata)
-    elif kind := _kind_of_export(path):
+    elif kind is not None:
         metadata["weights"] = kind
     return Checkpoint(str(path), unwrap(tensors, str(path)), metadata)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -194,7 +195,7 @@ def _fetch(source: Source, img_size: Any) -> Checkpoint:
         raise PatchloomError(f"load takes a path, a tag or a state dict, not {type(source).__name__}.")
     if hub.is_remote(source):
         return hub.fetch(str(source), None if img_size is None else as_size(img_size))
-    if source in list_models() and not Path(source).exists():
+    if not os.path.exists(source) and source in list_models():  # False for names that no file can have
         raise PatchloomError(
             f"{source} is the name of a model, not of weights. create_model({source!r}) makes it with random weights; "
             f"published weights have a tag, as in deit_tiny.fb_in1k."
