@@ -44,3 +44,10 @@ def test_a_warm_up_in_steps_keeps_its_share_of_a_shorter_run() -> None:
     assert any(note.startswith("warmup_steps 640") for note in notes)
     assert apply_changes(recipe, {"steps": 2000, "warmup_steps": 100})[0].warmup_steps == 100
     assert apply_changes(recipe, {"steps": 50_000})[0].warmup_steps == 32_000
+
+
+def test_epochs_and_steps_together_are_refused() -> None:
+    recipe = find_recipe("deit")
+    with pytest.raises(PatchloomError, match=r"epochs=3 and steps=10 both set the length"):
+        apply_changes(recipe, {"epochs": 3, "steps": 10})
+    assert apply_changes(recipe, {"epochs": 3, "steps": None})[0].epochs == 3

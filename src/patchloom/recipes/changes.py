@@ -92,6 +92,10 @@ def apply_changes(recipe: Recipe, changes: Mapping[str, Any], model: Config | No
     resolutions apply, a constant learning rate stays constant, and min_lr never exceeds a changed learning rate.
     """
     named = {_ALIASES.get(key, key): value for key, value in changes.items()}
+    if named.get("epochs") is not None and named.get("steps") is not None:
+        raise PatchloomError(
+            f"epochs={named['epochs']} and steps={named['steps']} both set the length of the run. Give one of them."
+        )
     changed, notes = recipe.replace(**named), []
     sources = {name: f"{_SET}; {recipe.name} has {getattr(recipe, name)}" for name in named}
     changed = dataclasses.replace(changed, sources={**recipe.sources, **sources})
