@@ -63,8 +63,12 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ours.class_names = ("ant", "bee", "cat")
     patchloom.save(ours, home / "ours.safetensors")
     put_in_cache(home, "someone/ants", {"model.safetensors": home / "ours.safetensors"})
+    foreign = import_timm().create_model("test_vit").eval()
+    save_file(foreign.state_dict(), home / "foreign.safetensors")
+    put_in_cache(home, "timm/test_vit.r160_in1k", {"model.safetensors": home / "foreign.safetensors"})
     with torch.no_grad():
         torch.save(theirs(torch.ones(1, 3, 224, 224)), home / "logits.pt")
+        torch.save(foreign(torch.ones(1, 3, 160, 160)), home / "foreign.pt")
     return home
 
 
@@ -189,6 +193,17 @@ def test_paths_are_not_taken_for_tags(tmp_path: Path) -> None:
         patchloom.load("deit_tiny")
 
 
+def test_a_network_of_timm_loads_from_the_cache(home: Path) -> None:
+    code = f"""
+import torch, patchloom
+with torch.no_grad():
+    logits = patchloom.load("timm:test_vit").eval()(torch.ones(1, 3, 160, 160))
+assert torch.equal(logits, torch.load({str(home / "foreign.pt")!r}))
+"""
+    done = run(home, code)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("answers", [False, True])
 def test_without_a_network_one_message_comes_soon(home: Path, answers: bool) -> None:
     """A hub that takes connections and never answers, and one that nobody reaches."""
@@ -199,7 +214,7 @@ def test_without_a_network_one_message_comes_soon(home: Path, answers: bool) -> 
         code = """
 import time, patchloom
 patchloom.weights.hub.import_timm()
-for source in ("cait_s24.fb_dist_in1k", "hf-hub:someone/ants"):
+for source in ("cait_s24.fb_dist_in1k", "timm:resnet18", "hf-hub:someone/ants", "timm:test_vit"):
     start = time.time()
     try:
         print(patchloom.load(source).config.name, time.time() - start)
@@ -210,9 +225,10 @@ for source in ("cait_s24.fb_dist_in1k", "hf-hub:someone/ants"):
         environment["HF_ENDPOINT"] = f"http://127.0.0.1:{listener.getsockname()[1]}"
         words = [sys.executable, "-c", f"import patchloom.weights.hub\n{code}"]
         done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=120)
-    message, cached = done.stdout.splitlines()
-    assert "not in the hub's cache and could not be fetched" in message
-    assert cached.startswith("cait_nano "), cached  # what is in the cache is still had
-    assert float(message.split()[-1]) < 10
-    assert float(cached.split()[-1]) < 10
+    *messages, cached, foreign = done.stdout.splitlines()
+    for message in messages:
+        assert "not in the hub's cache and could not be fetched" in message
+    assert cached.startswith("cait_nano "), cached  # what is in the cache still loads
+    assert foreign.startswith("timm:test_vit "), foreign
+    assert all(float(line.split()[-1]) < 10 for line in (*messages, cached, foreign))
     assert not done.stderr, done.stderr  # no warnings of retries

@@ -24,6 +24,7 @@ from patchloom.models.registry import build, config_from_json
 from patchloom.models.roles import parameter_roles
 from patchloom.text import some
 from patchloom.weights.files import Checkpoint, read
+from patchloom.weights.hub import FILES, download
 from patchloom.weights.report import LoadReport
 from patchloom.weights.shape import shape_of
 
@@ -58,8 +59,14 @@ def load_timm(
 
 
 def _published(source: str, name: str) -> Mapping[str, Tensor]:
+    timm = import_timm()
+    cfg, overlay = timm.get_pretrained_cfg(name), None
+    if cfg is not None and cfg.hf_hub_id:
+        names = (cfg.hf_hub_filename,) if cfg.hf_hub_filename else FILES
+        # Our download fails within seconds where there is no network; timm's retries for half a minute.
+        overlay = {"file": str(download(cfg.hf_hub_id, names, source)), "custom_load": False}
     try:
-        return import_timm().create_model(name, pretrained=True).state_dict()
+        return timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay).state_dict()
     except Exception as error:  # whatever the hub makes timm raise
         raise PatchloomError(
             f"The published weights of {source} cannot be loaded: {type(error).__name__}: {error}. "

@@ -26,7 +26,7 @@ from patchloom.reading import read_json
 from patchloom.weights.files import Checkpoint, read
 
 _PREFIX = "hf-hub:"
-_FILES = ("model.safetensors", "pytorch_model.bin")
+FILES = ("model.safetensors", "pytorch_model.bin")
 _TIMEOUT = 5  # seconds to wait for the first response of the hub
 
 
@@ -154,12 +154,12 @@ def _pretrained_cfg(source: str) -> tuple[Any, dict[Any, str]]:
 
 
 def _from_repository(repository: str, label: str) -> Checkpoint:
-    checkpoint = read(_download(repository, _FILES, label))
+    checkpoint = read(download(repository, FILES, label))
     checkpoint.label = label
     if "preprocessing" in checkpoint.metadata:  # a file written by patchloom is complete
         return checkpoint
     try:
-        path = _download(repository, ("config.json",), label)
+        path = download(repository, ("config.json",), label)
     except PatchloomError as error:
         checkpoint.notes.append(f"preprocessing is the default of the family, since there is no config.json: {error}")
         return checkpoint
@@ -184,8 +184,8 @@ def _read_config(path: Path, label: str) -> dict[str, Any]:
     return values
 
 
-def _download(repository: str, filenames: tuple[str, ...], label: str) -> Path:
-    """The first of these files that the cache or the hub has."""
+def download(repository: str, filenames: tuple[str, ...], label: str) -> Path:
+    """The first of these files that the cache or the hub has; `label` names them in messages."""
     with needed("Published weights need huggingface_hub", "hub"):
         from huggingface_hub import errors, hf_hub_download, try_to_load_from_cache
     try:
