@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 import patchloom
 from patchloom.data import native
+from patchloom.data.sources import Item
 from patchloom.models.config import Config
 from patchloom.models.registry import build, find_config
 from patchloom.recipes.registry import find_recipe
@@ -157,7 +158,7 @@ def test_crops_have_their_sizes_and_depend_on_the_seed_alone(fast: bool, monkeyp
     noise = np.random.default_rng(0).integers(0, 256, (60, 50, 3), dtype=np.uint8)
     image = Image.fromarray(noise)
     transform = crop_views(recipe, (32, 32), (16, 16), flips=True)
-    first, again, other = (transform(image, None, seed) for seed in (1, 1, 2))
+    first, again, other = (transform(image, Item("a"), seed) for seed in (1, 1, 2))
     assert [crop.shape for crop in first] == [(32, 32, 3)] * 2 + [(16, 16, 3)] * 3
     assert all(crop.dtype == np.uint8 for crop in first)
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))

@@ -113,8 +113,11 @@ class Method:
         likely cause and what to change; None for a healthy run."""
         return None
 
-    def sections(  # noqa: ARG002 - likewise
-        self, modules: nn.ModuleDict, pictures: Sequence[Image.Image], images: Tensor
+    def sections(
+        self,
+        modules: nn.ModuleDict,
+        pictures: Sequence[Image.Image],
+        images: Tensor,  # noqa: ARG002 - likewise
     ) -> list[Section]:
         """Pictures for the report: title and HTML each. `pictures` are test crops, `images` the same as `measure` gets
         them. Modules are whole, in evaluation mode, on the CPU; the main process alone calls it."""
