@@ -134,7 +134,7 @@ class Unlabelled:
 
     view: OneView
 
-    def __call__(self, picture: Any, item: Any, seed: int) -> Any:
+    def __call__(self, picture: Any, _: Any, seed: int) -> Any:
         return self.view.augment(picture, self.view.size, seed)
 
 
