@@ -64,9 +64,9 @@ class BaseConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Config(BaseConfig):
-    """A network of images (B, in_chans, height, width) with a head of `num_classes` outputs."""
+    """A network of images (B, in_chans, height, width) with a head of `num_classes` outputs; 0: without a head."""
 
-    num_classes: int = 1000
+    num_classes: int = dataclasses.field(default=1000, metadata={"least": 0})
     img_size: tuple[int, int] = (224, 224)
     in_chans: int = 3
 

@@ -98,7 +98,8 @@ class PatchNetwork(Network):
     # What users call
 
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """Logits (B, classes). A distilled network gives (class, distillation) in training, their mean in eval."""
+        """Logits (B, classes). A distilled network gives (class, distillation) in training, their mean in eval; one
+        without a head gives the vector of `embed`."""
         return self.classify(self._read(images))
 
     def _features(self, images: Tensor, blocks: Sequence[int] | None, visible: Visible) -> Features | list[Features]:
@@ -122,7 +123,7 @@ class PatchNetwork(Network):
         if self.per_class and self.class_token is not None:
             self.class_token = nn.Parameter(self.class_token.new_empty(1, num_classes, self.config.dim))
             trunc_normal(self.class_token)
-        old = next(self.head.parameters())  # for its device and type
+        old = next(self.parameters())  # for its device and type
         self._make_heads(num_classes)
         for head in self.output_heads:
             head.apply(init_module)
@@ -140,7 +141,8 @@ class PatchNetwork(Network):
 
     @property
     def output_heads(self) -> list[nn.Module]:
-        return [head for head in (self.head, self.head_distill) if head is not None]
+        heads = (self.head, self.head_distill) if self.config.num_classes else ()
+        return [head for head in heads if head is not None]
 
     @property
     def traces_any_size(self) -> bool:  # type: ignore[override]
@@ -220,6 +222,8 @@ class PatchNetwork(Network):
         return (logits[0], logits[1]) if self.training else (logits[0] + logits[1]) / 2
 
     def _head_logits(self, read: Tensor) -> tuple[Tensor, ...]:
+        if not self.config.num_classes:
+            return (read.mean(dim=1),)
         if self.per_class:
             return (self.head(read),)
         logits = self.head(read[:, 0])
@@ -300,9 +304,14 @@ class PatchNetwork(Network):
             raise PatchloomError(
                 f"{self.config.name} with one query per class has one vector per class as its head, not an MLP."
             )
+        self.head: nn.Module = nn.Identity()
+        self.head_distill: nn.Module | None = None
+        if not num_classes:
+            return
         kind = PerClassHead if self.per_class else MLPHead if self.config.head == "mlp" else nn.Linear
-        self.head: nn.Module = kind(self.config.dim, num_classes)
-        self.head_distill = None if self.distill_token is None else kind(self.config.dim, num_classes)
+        self.head = kind(self.config.dim, num_classes)
+        if self.distill_token is not None:
+            self.head_distill = kind(self.config.dim, num_classes)
 
     def init_weights(self) -> None:
         """Start all parameters as the published code does."""

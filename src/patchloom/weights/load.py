@@ -103,6 +103,8 @@ def load(
         check_described(origin, state, checkpoint.label, strict)
     _assume_imagenet(checkpoint, state, origin)
     wanted = _wanted(origin, img_size, num_classes, in_chans)
+    if "config" not in checkpoint.metadata and not wanted.num_classes:
+        checkpoint.notes.append("the file has no head, nor does the network: num_classes=... makes one")
     report = LoadReport(
         checkpoint.label, layout, wanted.name, checkpoint.metadata.get("weights"), unused=unused, notes=checkpoint.notes
     )
