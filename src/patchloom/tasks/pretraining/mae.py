@@ -1,8 +1,8 @@
-"""MAE: an encoder sees a few patches of an image, and a light decoder predicts the pixels of the others (He et al. 2021).
+"""MAE (He et al. 2021): an encoder sees a few patches of an image, a light decoder predicts the pixels of the others.
 
-x = encoder(visible patches)              masked patches are left out, so the cost falls with the mask
-p = decoder(x, positions of all patches)
-loss = |p - pixels of masked patches|^2   pixels normalised within each patch
+x = encoder(visible patches)               the cost falls with the mask
+p = decoder(x, places of masked patches)
+loss = mean (p - pixels)^2                 over masked patches; pixels are normalised within each patch
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from patchloom.data.images import to_input
 from patchloom.data.loader import Transform
 from patchloom.data.randomness import seed_of
 from patchloom.errors import PatchloomError
+from patchloom.layers.attention import Attention
+from patchloom.layers.ffn import FFN
+from patchloom.layers.positions import grid_sinusoids
 from patchloom.recipes.recipe import Recipe
 from patchloom.tasks.pretraining.config import PretrainingConfig
 from patchloom.tasks.pretraining.decoder import PixelDecoder
 from patchloom.tasks.pretraining.method import ENCODER, Method, Progress, Setup
-from patchloom.tasks.pretraining.pictures import reconstruction_section
 from patchloom.tasks.pretraining.reconstruction import (
     gather_patches,
     normalised,
@@ -33,12 +35,17 @@ from patchloom.tasks.pretraining.reconstruction import (
     to_patches,
     visible_count,
 )
+from patchloom.tasks.pretraining.reconstructions import reconstruction_section
 from patchloom.training.report import Section
 from patchloom.weights.shape import shape_of
 
 DECODER = "decoder"
 _NO_LEARNING = 0.97  # of the error of each patch's mean, after half of the run
 _SAME = 0.01  # spread of features below which images are the same to the network
+_NORMALISED = (
+    "The decoder predicts patches of mean 0 and standard deviation 1. They are drawn with the mean and the standard "
+    "deviation of the true patches, which the network has not seen."
+)
 
 
 @dataclass(frozen=True)
@@ -61,6 +68,8 @@ class Mae(Method):
         self.patch, self.patches = config.patch_size, config.patches
         self.visible = visible_count(self.patches, recipe.mask_ratio)
         self.preprocessing = setup.trunk.preprocessing
+        if setup.config.start is None:
+            start_encoder(setup.trunk)
         decoder = PixelDecoder(
             config.dim, recipe.decoder_dim, recipe.decoder_depth, recipe.decoder_heads, config.grid,
             self.patch**2 * config.in_chans,
@@ -68,12 +77,12 @@ class Mae(Method):
         self.modules = nn.ModuleDict({ENCODER: setup.trunk, DECODER: decoder})
 
     @classmethod
-    def check(cls, config: PretrainingConfig, recipe: Recipe, trunk: Any) -> None:
+    def check(cls, config: PretrainingConfig, recipe: Recipe, trunk: Any) -> None:  # noqa: ARG003 - not by the data
         reason = getattr(shape_of(trunk, trunk.name), "keep_refused", "it is a network of another library")
         if reason is not None:
             raise PatchloomError(
-                f"MAE encodes the visible patches alone, and {trunk.name} cannot leave patches out: {reason}. Choose a "
-                "vision transformer (`patchloom models` lists DeiT, DeiT III, CaiT and parallel ViTs), or --method dino."
+                f"MAE encodes the visible patches alone, and {trunk.name} cannot leave patches out: {reason}. Choose "
+                "a vision transformer (deit, deit3, vit and cait in `patchloom models`), or --method dino."
             )
         if not visible_count(trunk.patches, recipe.mask_ratio):
             most = 1 - 1 / trunk.patches
@@ -90,7 +99,7 @@ class Mae(Method):
     def transform(self, flips: bool) -> Transform:
         return Ordered(super().transform(flips), self.patches)
 
-    def losses(self, batch: Any, step: int, part: int) -> dict[str, Tensor]:
+    def losses(self, batch: Any, step: int, part: int) -> dict[str, Tensor]:  # noqa: ARG002 - nothing is drawn here
         images = to_input(batch["image"], self.preprocessing)
         predicted, masked = self.predict(self.modules, images, batch["order"])
         return {"pixels": pixel_loss(predicted, self._targets(images, masked))}
@@ -133,8 +142,8 @@ class Mae(Method):
         if progress.step >= progress.steps / 2 and error > _NO_LEARNING * plain:
             return (
                 f"Masked patches are predicted no better than by their mean (error {error:.3f}, that of the mean "
-                f"{plain:.3f}). The learning rate may be too high or too low, or the run too short: change lr, train for "
-                "more epochs, or mask less (mask_ratio)."
+                f"{plain:.3f}). The learning rate may be too high or too low, or the run too short: change lr, train "
+                "for more epochs, or mask less (mask_ratio)."
             )
         return None
 
@@ -144,11 +153,11 @@ class Mae(Method):
         order = self._fixed_order(images, "pictures")
         predicted, masked = self.predict(modules, images, order)
         patches = to_patches(images, self.patch)
-        filled = predicted.float()
-        if self.recipe.norm_pixels:  # the decoder knows neither the mean nor the contrast of a patch
+        filled, note = predicted.float(), "The decoder predicts pixels."
+        if self.recipe.norm_pixels:
             mean, deviation = patch_statistics(gather_patches(patches, masked))
-            filled = filled * deviation + mean
-        return [reconstruction_section(pictures, patches, filled, masked, self.preprocessing, self.patch)]
+            filled, note = filled * deviation + mean, _NORMALISED
+        return [reconstruction_section(pictures, patches, filled, masked, self.preprocessing, note)]
 
     def charts(self) -> dict[str, dict[str, str]]:
         curves = {"of the decoder": "reconstruction", "of each patch's mean": "reconstruction_by_mean"}
@@ -159,3 +168,19 @@ class Mae(Method):
             f"MAE: {self.patches - self.visible} of {self.patches} patches are masked; a decoder of "
             f"{self.recipe.decoder_depth} x {self.recipe.decoder_dim} predicts their pixels"
         )
+
+
+@torch.no_grad()
+def start_encoder(trunk: Any) -> None:
+    """Random weights as the authors start their encoder: Xavier in attention and FFN, and positions of sines and
+    cosines, which are trained here. Fixup and T-Fixup keep their own start."""
+    config = trunk.config
+    if getattr(config, "scale", "none") in ("fixup", "t-fixup"):
+        return
+    for layer in trunk.modules():
+        if isinstance(layer, Attention | FFN):
+            for linear in (child for child in layer.children() if isinstance(child, nn.Linear)):
+                nn.init.xavier_uniform_(linear.weight)
+    if trunk.positions is not None and config.dim % 4 == 0:
+        trunk.positions[:, : trunk.position_prefix] = 0
+        trunk.positions[:, trunk.position_prefix :] = grid_sinusoids(config.grid, config.dim)
