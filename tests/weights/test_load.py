@@ -265,7 +265,7 @@ def test_a_checkpoint_without_a_head_gets_a_fresh_one_when_classes_are_asked_for
     assert set(back.load_report.reinitialised) == {"head.weight", "head.bias"}
     assert "no head in the file" in str(back.load_report)
     trunk = patchloom.load(state, heads=3)
-    assert trunk.config.num_classes == 0
+    assert trunk.config.headless
     assert "num_classes=... makes one" in str(trunk.load_report)
 
 

@@ -6,6 +6,7 @@ import argparse
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import patchloom
@@ -26,7 +27,7 @@ def test_timms_dino_and_mae_networks_load_as_trunks(name: str, expected: str) ->
     with torch.no_grad():
         assert_close(ours.features(images).tokens, theirs.forward_features(images), 1e-5, "tokens")
         assert_close(ours.embed(images), theirs(images), 1e-5, "embedding")
-    assert ours.config.num_classes == 0
+    assert ours.config.headless
     assert ours.config.name == expected
     assert "num_classes=... makes one" in str(ours.load_report)
 
@@ -131,3 +132,17 @@ def test_beits_pretraining_file_with_a_shared_relative_bias_is_refused() -> None
     state["rel_pos_bias.relative_position_bias_table"] = torch.zeros(52, 1)
     with pytest.raises(PatchloomError, match="relative position bias"):
         patchloom.load(state, heads=1)
+
+
+@pytest.mark.parametrize("layout", ["official", "timm", "patchloom"])
+def test_a_network_without_a_head_is_saved_in_every_layout(layout: str, tmp_path) -> None:
+    model = stir(patchloom.create_model("deit_nano", num_classes=1, head="none")).eval()
+    patchloom.save(model, tmp_path / "trunk.safetensors", layout=layout)
+    loaded = [
+        patchloom.load(tmp_path / "trunk.safetensors"),
+        patchloom.load(load_file(tmp_path / "trunk.safetensors"), heads=3),
+    ]
+    images = torch.randn(2, 3, 32, 32)
+    for again in loaded:
+        assert again.config == model.config
+        assert torch.equal(again(images), model.embed(images))

@@ -142,17 +142,11 @@ def make_projector(kind: ProjectorKind, inputs: int, hidden: int, outputs: int) 
 
 
 def without_head(network: Network) -> Network:
-    """The same network, with its head taken away: `embed` and `features` stay what they are.
-
-    Its config says so (num_classes=0), except where each class has a query of its own, which stays.
-    """
+    """The same network, with its head taken away: `embed` and `features` stay what they are."""
     if isinstance(network, ForeignNetwork):
         network.network.reset_classifier(0)
     elif isinstance(network, PatchNetwork):
         network.head, network.head_distill = nn.Identity(), None
-    if not network.per_class:
-        network.config = network.config.replace(num_classes=0)
-    network.class_names = None
     return network
 
 

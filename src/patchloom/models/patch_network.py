@@ -98,8 +98,8 @@ class PatchNetwork(Network):
     # What users call
 
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """Logits (B, classes). A distilled network gives (class, distillation) in training, their mean in eval; one
-        without a head gives the vector of `embed`."""
+        """Logits (B, classes); without a head what `embed` gives. A distilled network gives (class, distillation) in
+        training, their mean in eval."""
         return self.classify(self._read(images))
 
     def _features(self, images: Tensor, blocks: Sequence[int] | None, visible: Visible) -> Features | list[Features]:
@@ -117,8 +117,10 @@ class PatchNetwork(Network):
         return self._read(images).mean(dim=1)
 
     def reset_head(self, num_classes: int) -> None:
-        """A head with random weights for other classes; with one query per class, random queries too."""
-        self.config = self.config.replace(num_classes=num_classes)
+        """A head with random weights for other classes; with one query per class, random queries too. A network
+        without a head gets a linear one."""
+        head = "linear" if self.config.head == "none" else self.config.head
+        self.config = self.config.replace(num_classes=num_classes, head=head)
         self.class_names = None
         if self.per_class and self.class_token is not None:
             self.class_token = nn.Parameter(self.class_token.new_empty(1, num_classes, self.config.dim))
@@ -141,8 +143,7 @@ class PatchNetwork(Network):
 
     @property
     def output_heads(self) -> list[nn.Module]:
-        heads = (self.head, self.head_distill) if self.config.num_classes else ()
-        return [head for head in heads if head is not None]
+        return [head for head in (self.head, self.head_distill) if head is not None]
 
     @property
     def traces_any_size(self) -> bool:  # type: ignore[override]
@@ -222,7 +223,7 @@ class PatchNetwork(Network):
         return (logits[0], logits[1]) if self.training else (logits[0] + logits[1]) / 2
 
     def _head_logits(self, read: Tensor) -> tuple[Tensor, ...]:
-        if not self.config.num_classes:
+        if self.config.head == "none":
             return (read.mean(dim=1),)
         if self.per_class:
             return (self.head(read),)
@@ -304,14 +305,13 @@ class PatchNetwork(Network):
             raise PatchloomError(
                 f"{self.config.name} with one query per class has one vector per class as its head, not an MLP."
             )
-        self.head: nn.Module = nn.Identity()
-        self.head_distill: nn.Module | None = None
-        if not num_classes:
+        if self.config.head == "none":
+            self.head: nn.Module = nn.Identity()
+            self.head_distill = None
             return
         kind = PerClassHead if self.per_class else MLPHead if self.config.head == "mlp" else nn.Linear
         self.head = kind(self.config.dim, num_classes)
-        if self.distill_token is not None:
-            self.head_distill = kind(self.config.dim, num_classes)
+        self.head_distill = None if self.distill_token is None else kind(self.config.dim, num_classes)
 
     def init_weights(self) -> None:
         """Start all parameters as the published code does."""

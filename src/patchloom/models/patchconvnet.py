@@ -46,8 +46,6 @@ class PoolConfig(PatchConfig):
             raise PatchloomError(
                 f"{self.name} averages its patches: queries='per_class' needs aggregation='attention'."
             )
-        if self.queries == "per_class" and not self.num_classes:
-            raise PatchloomError(f"{self.name} has one query per class: num_classes must be at least 1, not 0.")
 
     @property
     def scale_start(self) -> float | None:

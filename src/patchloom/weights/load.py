@@ -105,7 +105,7 @@ def load(
         check_described(origin, state, checkpoint.label, strict)
     _assume_imagenet(checkpoint, state, origin)
     wanted = _wanted(origin, img_size, num_classes, in_chans)
-    if "config" not in checkpoint.metadata and not wanted.num_classes:
+    if "config" not in checkpoint.metadata and wanted.headless:
         checkpoint.notes.append("the file has no head, nor does the network: num_classes=... makes one")
     report = LoadReport(
         checkpoint.label, layout, wanted.name, checkpoint.metadata.get("weights"), unused=unused, notes=checkpoint.notes
@@ -255,6 +255,8 @@ def _warn_once(message: str) -> None:
 def _wanted(origin: PatchConfig, img_size: Any, num_classes: int | None, in_chans: int | None) -> PatchConfig:
     changes: dict[str, Any] = {"num_classes": num_classes, "in_chans": in_chans}
     changes["img_size"] = None if img_size is None else as_size(img_size)
+    if num_classes is not None:
+        origin = origin.with_head()
     return origin.replace(**{key: value for key, value in changes.items() if value is not None})
 
 

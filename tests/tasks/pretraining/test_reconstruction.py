@@ -139,7 +139,7 @@ def timms_block(ours: nn.Module) -> nn.Module:
 def test_every_parameter_of_encoder_and_decoder_gets_a_gradient() -> None:
     """Data-parallel training waits for each of them."""
     for name in ("deit_nano", "cait_nano"):
-        encoder = patchloom.create_model(name, num_classes=0)
+        encoder = patchloom.create_model(name, head="none")
         decoder = PixelDecoder(encoder.config.dim, 32, 1, 4, encoder.config.grid, 12)
         order = torch.randperm(encoder.config.patches)[None].repeat(2, 1)
         kept, masked = order[:, :4], order[:, 4:]
@@ -150,7 +150,7 @@ def test_every_parameter_of_encoder_and_decoder_gets_a_gradient() -> None:
 
 
 def test_the_cost_of_the_encoder_falls_with_the_mask() -> None:
-    encoder = patchloom.create_model("deit_small", num_classes=0, depth=2)
+    encoder = patchloom.create_model("deit_small", head="none", depth=2)
     images, order = torch.randn(1, 3, 224, 224), torch.arange(196)[None]
     counted = {}
     for visible in (49, 196):
