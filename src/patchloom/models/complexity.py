@@ -146,7 +146,7 @@ def _pooled_head(config: PoolConfig) -> Complexity:
 
 
 def _head(config: PatchConfig) -> Complexity:
-    """One Linear (or one vector per class, which costs the same), or the MLP: linear, BatchNorm, ReLU, linear; or none."""
+    """One Linear, one vector per class (at the same cost), an MLP with BatchNorm, or nothing."""
     if config.headless:
         return Complexity()
     dim = config.dim
