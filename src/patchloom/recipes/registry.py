@@ -20,6 +20,7 @@ from patchloom.recipes.deit3 import (
     longer_1k,
     longer_21k,
 )
+from patchloom.recipes.dino import DINO, DINO_SMALL
 from patchloom.recipes.grafit import GRAFIT_RECIPES, GRAFIT_SMALL
 from patchloom.recipes.options import Options
 from patchloom.recipes.patchconvnet import (
@@ -92,11 +93,13 @@ _RECIPES: dict[str, Callable[[PatchConfig | None], Recipe]] = {
     "grafit_transfer": lambda _: GRAFIT_TRANSFER,
     "grafit_transfer_cutmix": lambda _: GRAFIT_TRANSFER_CUTMIX,
     **{name: partial(_always, recipe) for name, recipe in GRAFIT_RECIPES.items()},
+    "dino": lambda _: DINO,
     "resmlp_mt": lambda _: RESMLP_MT,
     "transformer_mt": lambda _: TRANSFORMER_MT,
 }
 # small forms that have rules of their own
-_SMALL = {**GRAFIT_SMALL, **{recipe.name: recipe for recipe in (RESMLP_MT_SMALL, TRANSFORMER_MT_SMALL)}}
+_OWN_SMALL = (DINO_SMALL, RESMLP_MT_SMALL, TRANSFORMER_MT_SMALL)
+_SMALL = {**GRAFIT_SMALL, **{recipe.name: recipe for recipe in _OWN_SMALL}}
 # rules of papers for other numbers of epochs, batch sizes or resolutions; @small forms have none
 _ON_CHANGE: dict[str, Callable[[Recipe, PatchConfig | None], dict[str, Cited]]] = {
     "deit3_1k": longer_1k,

@@ -164,6 +164,8 @@ class Loop:
         if warning := warmup_warning(self.recipe, self.total):
             self.console.say(warning)
         self.train_mode()
+        if self.task.evaluates_start and self.counters.step == 0:
+            self._evaluate_and_log()
         if self._evaluation_is_due():  # the run was interrupted during evaluation: evaluate again before training on
             self.save(self._evaluate_and_log())
         for batch in self._batches():
@@ -273,6 +275,7 @@ class Loop:
             )
         # The limit of clipping is in true units, so the factor of the loss scaling is taken out first.
         self.scaler.unscale_(self.optimizer)
+        self.task.after_backward(step)
         if recipe.clip_grad and recipe.optimizer != "lamb":  # LAMB clips by itself
             nn.utils.clip_grad_norm_(self._modules(self.task.trained).parameters(), recipe.clip_grad)
         self.scaler.step(self.optimizer)
@@ -344,12 +347,13 @@ class Loop:
             "event": "epoch",
             "epoch": int(epochs) if epochs.is_integer() else round(epochs, 4),
             "step": counters.step,
-            # The counter already points at the next update; this is the rate of the last one.
-            "lr": learning_rate(self.recipe, counters.step - 1, per_epoch),
-            "train_loss": loss_sum / weight,
-            "losses": {name: value / weight for name, value in losses.items()},
-            **self._evaluate(self.modules),
         }
+        if counters.step:
+            # The counter already points at the next update; this is the rate of the last one.
+            record["lr"] = learning_rate(self.recipe, counters.step - 1, per_epoch)
+            record["train_loss"] = loss_sum / weight
+            record["losses"] = {name: value / weight for name, value in losses.items()}
+        record |= self._evaluate(self.modules)
         if self.average:
             record |= {f"ema_{name}": value for name, value in self._evaluate(self.result_modules()).items()}
         bad = [name for name, value in record.items() if isinstance(value, float) and not math.isfinite(value)]

@@ -244,6 +244,8 @@ def _warn_once(message: str) -> None:
 def _wanted(origin: PatchConfig, img_size: Any, num_classes: int | None, in_chans: int | None) -> PatchConfig:
     changes: dict[str, Any] = {"num_classes": num_classes, "in_chans": in_chans}
     changes["img_size"] = None if img_size is None else as_size(img_size)
+    if num_classes is not None:
+        origin = origin.with_head()
     return origin.replace(**{key: value for key, value in changes.items() if value is not None})
 
 

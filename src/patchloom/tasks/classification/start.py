@@ -112,6 +112,8 @@ def fill_from(network: Network, start: Start, opened: Opened | None = None) -> L
 
 
 def _why_from_scratch(base: Network, network: Network) -> str:
+    if base.config.headless:
+        return f"no head in the file, {network.config.num_classes} classes here"
     theirs, ours = (f"a {kind_of_head(one)} head" for one in (base, network))
     if theirs == ours:
         theirs, ours = (f"{one.config.num_classes} classes" for one in (base, network))
@@ -122,7 +124,8 @@ def _why_from_scratch(base: Network, network: Network) -> str:
 
 def kind_of_head(network: Network) -> str:
     """The option `head` of a network's config. Networks of timm have no such option, and a linear head."""
-    return getattr(network.config, "head", "linear")
+    head = getattr(network.config, "head", "linear")
+    return "linear" if head == "none" else head  # what a network without a head gets
 
 
 def _in(name: str, parameters: set[str]) -> bool:

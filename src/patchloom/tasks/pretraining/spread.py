@@ -1,0 +1,13 @@
+"""Numbers that show a collapse: how far features of different images lie apart."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def feature_spread(vectors: Tensor) -> float:
+    """The standard deviation of unit vectors (N, D) over images, times the square root of D and averaged: 1 for vectors
+    in all directions, 0 if all images have the same."""
+    units = F.normalize(vectors.float(), dim=1)
+    return float(units.std(dim=0, correction=0).mean() * units.shape[1] ** 0.5)
