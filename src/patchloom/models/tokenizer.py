@@ -27,6 +27,7 @@ from patchloom.models.preprocessing import Preprocessing, default_preprocessing
 from patchloom.models.registry import register_architecture
 
 PATCH_SIZES = (2, 4, 8, 16)  # pixels per code
+_LEAST_DEVIATION = 0.05  # of an image, in units of the normalised pixels
 _SCORES = 1 << 24  # of vectors and codes, that are in memory at a time
 
 
@@ -46,6 +47,7 @@ class TokenizerConfig(BaseConfig):
     depth: int = field(default=2, metadata={"most": 1000})  # residual blocks of the encoder, and of the decoder
     codes: int = field(default=8192, metadata={"least": 2, "most": 1 << 20})
     code_dim: int = field(default=32, metadata={"least": 2, "most": 1 << 14})
+    standardise: bool = False  # each image to mean 0 and standard deviation 1, so that codes do not tell its exposure
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "img_size", as_size(self.img_size))
@@ -71,7 +73,8 @@ class Quantised(NamedTuple):
 
     codes: Tensor  # (B, N), row-major over the grid
     vectors: Tensor  # (B, N, code_dim): unit vectors of the encoder
-    reconstruction: Tensor  # (B, C, height, width), normalised pixels
+    pixels: Tensor  # (B, C, height, width): the images, standardised if the config says so
+    reconstruction: Tensor  # (B, C, height, width), of these pixels
     commitment: Tensor  # (B,): squared distance of the vectors to those of their codes, averaged over N and code_dim
 
 
@@ -88,25 +91,33 @@ class Tokenizer(nn.Module):
 
     def forward(self, images: Tensor) -> Quantised:
         """Codes and reconstructions of images (B, C, height, width), normalised."""
-        vectors = self._vectors(images)
+        pixels, _, _ = self._standardised(images)
+        vectors = self._vectors(pixels)
         codes = self.codebook(vectors)
         nearest = self.codebook.vectors[codes]
         commitment = (vectors - nearest).square().mean(dim=(1, 2))
         # The value of the codes, the gradient of the vectors.
         through = vectors + (nearest - vectors).detach()
-        return Quantised(codes, vectors, self._pixels(through), commitment)
+        return Quantised(codes, vectors, pixels, self._pixels(through), commitment)
 
     @torch.no_grad()
     def encode(self, images: Tensor) -> Tensor:
         """Codes (B, N) of images (B, C, height, width), normalised; of another size, they are resized."""
         if tuple(images.shape[2:]) != self.config.img_size:
             images = F.interpolate(images, self.config.img_size, mode="bicubic", antialias=True)
-        return self.codebook(self._vectors(images))
+        return self.codebook(self._vectors(self._standardised(images)[0]))
 
     @torch.no_grad()
-    def decode(self, codes: Tensor) -> Tensor:
-        """Images (B, C, height, width), normalised, of codes (B, N)."""
-        return self._pixels(self.codebook.vectors[codes])
+    def decode(self, codes: Tensor, like: Tensor) -> Tensor:
+        """Images (B, C, height, width), normalised, of codes (B, N). Standardised ones get the mean and the standard
+        deviation of the images `like` (B, C, ...), which codes do not tell."""
+        _, mean, deviation = self._standardised(like)
+        return self._pixels(self.codebook.vectors[codes]) * deviation + mean
+
+    @torch.no_grad()
+    def embed(self, images: Tensor) -> Tensor:
+        """The mean vector of each image, (B, code_dim)."""
+        return self._vectors(self._standardised(images)[0]).mean(dim=1)
 
     def metadata(self) -> dict[str, Any]:
         """What is saved with the weights."""
@@ -115,6 +126,15 @@ class Tokenizer(nn.Module):
     def set_metadata(self, metadata: Mapping[str, Any]) -> None:
         """The inverse of `metadata`, for a tokenizer that has the config already."""
         self.preprocessing = Preprocessing.from_json(metadata.get("preprocessing", self.preprocessing.to_json()))
+
+    def _standardised(self, images: Tensor) -> tuple[Tensor, Tensor | float, Tensor | float]:
+        """Images as the encoder takes them, and the mean and the standard deviation (B, 1, 1, 1) that are gone."""
+        if not self.config.standardise:
+            return images, 0.0, 1.0
+        mean = images.mean(dim=(1, 2, 3), keepdim=True)
+        # The small term keeps blank images at 0 instead of amplifying their noise.
+        deviation = images.std(dim=(1, 2, 3), keepdim=True, correction=0) + _LEAST_DEVIATION
+        return (images - mean) / deviation, mean, deviation
 
     def _vectors(self, images: Tensor) -> Tensor:
         """Unit vectors (B, N, code_dim) of images."""

@@ -74,9 +74,7 @@ def launch(
     return start_task(run, Loop(task, config.recipe, run, processes, console, callbacks), second_stage, begin)
 
 
-def start_task(
-    run: Run, loop: Loop, second_stage: bool = False, begin: Callable[[], None] | None = None
-) -> Run:
+def start_task(run: Run, loop: Loop, second_stage: bool = False, begin: Callable[[], None] | None = None) -> Run:
     """Begin the folder of a run and train. The loop exists before anything is written: it refuses what cannot be."""
     processes = loop.processes
     processes.wait()
