@@ -56,7 +56,7 @@ class Dino(Method):
         self._seen: list[tuple[Tensor, int]] = []  # of the step: sums of the teacher's outputs, and of how many
 
     @classmethod
-    def check(cls, config: PretrainingConfig, recipe: Recipe, trunk: Any) -> None:
+    def check(cls, _: PretrainingConfig, recipe: Recipe, trunk: Any) -> None:
         patch, size = getattr(trunk, "patch_size", 1), recipe.local_size
         if recipe.local_crops and size is not None and size % patch and not is_fixed(trunk):
             raise PatchloomError(

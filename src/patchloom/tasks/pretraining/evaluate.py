@@ -39,7 +39,7 @@ def evaluate(
     )  # fmt: skip
 
 
-def predict(model: Model, inputs: Any, **_: Any) -> list[dict[str, Any]]:
+def predict(model: Model, *_: Any, **__: Any) -> list[dict[str, Any]]:
     """Refused: a trunk knows no classes."""
     raise PatchloomError(
         f"{model} was pre-trained without labels and has no classes to predict: `patchloom finetune {model} DATA` "

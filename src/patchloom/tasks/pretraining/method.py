@@ -106,18 +106,20 @@ class Method:
         """Tensors beside the modules' that a checkpoint needs, the same in every process: see `Task.state`."""
         return {}
 
-    def measure(self, modules: nn.ModuleDict, images: Tensor) -> dict[str, float]:
+    def measure(self, modules: nn.ModuleDict, images: Tensor) -> dict[str, float]:  # noqa: ARG002 - for subclasses
         """Numbers for the log at every evaluation, of the same images (N, C, height, width) each time, test crops that
         are normalised and on the device. Modules are in evaluation mode; there are no gradients. Every process gets the
         same images and must give the same numbers."""
         return {}
 
-    def collapse(self, numbers: Mapping[str, float], progress: Progress) -> str | None:
+    def collapse(self, numbers: Mapping[str, float], progress: Progress) -> str | None:  # noqa: ARG002 - likewise
         """One or two sentences on a collapse that `numbers` of `measure` (and "std", of the features) show, with the
         likely cause and what to change; None for a healthy run."""
         return None
 
-    def sections(self, modules: nn.ModuleDict, pictures: Sequence[Image.Image], images: Tensor) -> list[Section]:
+    def sections(  # noqa: ARG002 - likewise
+        self, modules: nn.ModuleDict, pictures: Sequence[Image.Image], images: Tensor
+    ) -> list[Section]:
         """Pictures for the report: title and HTML each. `pictures` are test crops, `images` the same as `measure` gets
         them. Modules are whole, in evaluation mode, on the CPU; the main process alone calls it."""
         return []
