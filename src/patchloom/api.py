@@ -14,6 +14,7 @@ from patchloom.devices import Device
 from patchloom.errors import PatchloomError
 from patchloom.recipes.recipe import Recipe
 from patchloom.runs.launch import launch
+from patchloom.runs.sequence import launch as launch_one_or_two
 from patchloom.runs.own import earlier_environment, has_checkpoint, run_task
 from patchloom.tasks.classification.config import DistillationConfig
 from patchloom.tasks.classification.plans import plan_distillation, plan_finetuning, plan_training
@@ -318,4 +319,4 @@ def pretrain(
         data, model, method, recipe, changes, model_options, tokenizer=tokenizer, labels=labels, mean=mean, std=std,
         splits=Splits(train_split, test_split, hold_out),
     )  # fmt: skip
-    return launch(config, out, strict=strict, log=log, console=console, device=device, callbacks=callbacks)
+    return launch_one_or_two(config, out, strict=strict, log=log, console=console, device=device, callbacks=callbacks)

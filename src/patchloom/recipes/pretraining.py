@@ -10,11 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from patchloom.errors import PatchloomError
+from patchloom.models.tokenizer import PATCH_SIZES as TOKENIZER_PATCHES
 from patchloom.recipes.options import ImageOptions, NetworkOptions
 
 MethodName = Literal["dino", "beit", "mae", "tokenizer"]
 StemName = Literal["linear", "linear_norm", "linear_gelu", "hmlp", "conv"]
-_DINO, _MASKED, _BEIT, _MAE, _TOKENIZER = ("dino",), ("beit", "mae"), ("beit",), ("mae",), ("tokenizer",)
+AggregationName = Literal["class_token", "average", "class_attention"]
+_DINO, _MASKED, _BEIT, _MAE = ("dino",), ("beit", "mae"), ("beit",), ("mae",)
+_TOKENIZER = ("beit", "tokenizer")  # BeiT hands them to the run that trains its tokenizer
 
 
 def _of(methods: tuple[str, ...], default: Any, **bounds: Any) -> Any:
@@ -28,6 +31,8 @@ class PretrainingOptions(ImageOptions, NetworkOptions):
 
     method: MethodName = "dino"
     stem: StemName | None = None  # of a vision transformer; None: as the model says
+    # of a vision transformer that starts from random weights; None: as the model says
+    aggregation: AggregationName | None = None
     # measuring
     probe_every: int = field(default=10, metadata={"least": 0})  # epochs between probes of data with labels; 0: never
     neighbours: int = 20  # k of the kNN probe
@@ -55,15 +60,21 @@ class PretrainingOptions(ImageOptions, NetworkOptions):
     freeze_last_layer: float = _of(_DINO, 1.0)  # epochs in which the head's last layer stays as it is
     # BeiT and MAE: masking
     mask_ratio: float = _of(_MASKED, 0.75)
-    # BeiT: block-wise masking and the tokenizer's codes
-    mask_block: int = _of(_BEIT, 16)  # patches of the smallest block
+    # BeiT: block-wise masking
+    mask_block: float = _of(_BEIT, 0.08)  # of the patches, that the smallest block covers
     mask_aspect: float = _of(_BEIT, 0.3)  # of a block, at least; at most its inverse
-    codes: int = _of(_TOKENIZER, 8192)
-    code_dim: int = _of(_TOKENIZER, 32)
-    code_decay: float = _of(_TOKENIZER, 0.99)  # of the running means that are the codes
-    commitment: float = _of(_TOKENIZER, 1.0)  # weight of the distance to the code
-    tokenizer_dim: int = _of(_TOKENIZER, 256)
-    tokenizer_depth: int = _of(_TOKENIZER, 2)
+    # BeiT: the tokenizer that is trained first
+    tokenizer_epochs: int = _of(_TOKENIZER, 100)
+    tokenizer_lr: float = _of(_TOKENIZER, 1e-3)
+    tokenizer_patch: int = _of(_TOKENIZER, 8)  # pixels per code along height and width, at most: 2, 4, 8 or 16
+    tokenizer_dim: int = _of(_TOKENIZER, 256, least=16)  # channels
+    tokenizer_depth: int = _of(_TOKENIZER, 2)  # residual blocks of the encoder, and of the decoder
+    tokenizer_standardise: bool = _of(_TOKENIZER, False)  # each image first: codes do not tell its exposure
+    codes: int = _of(_TOKENIZER, 8192, least=2)
+    code_dim: int = _of(_TOKENIZER, 32, least=2)
+    code_decay: float = _of(_TOKENIZER, 0.99)  # of the moving averages that are the codes
+    code_revival: float = _of(_TOKENIZER, 0.1)  # codes used less than this share of evenly are put elsewhere; 0: never
+    commitment: float = _of(_TOKENIZER, 1.0)  # weight of the distance between vectors and their codes
     # MAE: decoder and target
     decoder_dim: int = _of(_MAE, 512)
     decoder_depth: int = _of(_MAE, 8)
@@ -73,11 +84,12 @@ class PretrainingOptions(ImageOptions, NetworkOptions):
     TASK: ClassVar[str] = "self-supervised pre-training"
     FRACTIONS: ClassVar[tuple[str, ...]] = (
         *ImageOptions.FRACTIONS, *NetworkOptions.FRACTIONS, "test_crop_ratio", "teacher_momentum",
-        "teacher_momentum_end", "center_momentum", "saturation", "hue", "gray", "solarize", "mask_aspect", "code_decay",
+        "teacher_momentum_end", "center_momentum", "saturation", "hue", "gray", "solarize", "mask_block", "mask_aspect",
+        "code_decay", "code_revival",
     )  # fmt: skip
     NOT_NEGATIVE: ClassVar[tuple[str, ...]] = (
         *ImageOptions.NOT_NEGATIVE, *NetworkOptions.NOT_NEGATIVE, "teacher_warmup_epochs", "freeze_last_layer",
-        "blur", "commitment",
+        "blur", "commitment", "tokenizer_lr",
     )  # fmt: skip
 
     def check(self, recipe: str) -> None:
@@ -91,6 +103,11 @@ class PretrainingOptions(ImageOptions, NetworkOptions):
             )
         if not 0 < self.mask_aspect <= 1:
             raise PatchloomError(f"mask_aspect of {recipe} is above 0 and at most 1, not {self.mask_aspect:g}.")
+        if self.tokenizer_patch not in TOKENIZER_PATCHES:
+            raise PatchloomError(
+                f"tokenizer_patch of {recipe} is one of {', '.join(map(str, TOKENIZER_PATCHES))}, not "
+                f"{self.tokenizer_patch}."
+            )
         self._check_dino(recipe)
 
     def _check_dino(self, recipe: str) -> None:

@@ -21,7 +21,7 @@ from patchloom import tasks
 class Command:
     """A command that starts runs: its arguments, and the run config that it makes of them.
 
-    `options.settings` has the key=value words of the command line; `sequence` and `plan` take theirs out of it.
+    `options.settings` has the key=value words of the command line.
     """
 
     name: str
@@ -31,7 +31,6 @@ class Command:
     examples: tuple[str, ...]
     add_arguments: Callable[[argparse.ArgumentParser], None]
     plan: Callable[[argparse.Namespace], Any]  # a RunConfig
-    sequence: Callable[[argparse.Namespace], Any] = lambda _: None  # a RunSequence, where a second run follows
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from patchloom.models.registry import build
-from patchloom.tasks.classification.finish import export_network
 from patchloom.tasks.pretraining.report import pretraining_charts, pretraining_headline, pretraining_sections
 from patchloom.training.report import write_report
 from patchloom.training.run import Run
@@ -30,8 +29,9 @@ def finish(task: Pretraining, run: Run, result: Result) -> None:
     network = build(trained.config)
     network.load_state_dict(whole[task.method.exported])
     network.preprocessing = trained.preprocessing
+    modules = _whole_modules(task, result, whole)
     with torch.no_grad():
-        sections = pretraining_sections(task, _whole_modules(task, result, whole))
+        sections = pretraining_sections(task, modules)
     title = f"{network.config.name} on {run.settings['data']}"
     headline = pretraining_headline(run, task, network)
     write_report(run, title, headline, sections, pretraining_charts(task))
@@ -45,9 +45,9 @@ def finish(task: Pretraining, run: Run, result: Result) -> None:
         "held_out": None,
         "best": dict(result.best),
     }
-    export_network(run.folder / "export", network.eval(), described)
+    task.method.export(run.folder / "export", network.eval(), modules, described)
     task.console.say(
-        f"The report is {run.folder / 'report.html'}, the {weights} weights of the trunk are in "
+        f"The report is {run.folder / 'report.html'}, the {weights} weights of the {task.method.exported} are in "
         f"{run.folder / 'export'}."
     )
 
@@ -57,7 +57,7 @@ def _whole_modules(task: Pretraining, result: Result, whole: dict[str, Any]) -> 
     modules, setup = result.modules, task.method.setup
     if any(is_sharded(parameter) for parameter in modules.parameters()):  # made again: parts are in other processes
         trunk = build(modules[task.method.exported].config)  # type: ignore[arg-type]
-        modules = type(task.method)(dataclasses.replace(setup, trunk=trunk)).modules
+        modules = type(task.method)(dataclasses.replace(setup, trunk=trunk, from_checkpoint=True)).modules
         for name, tensors in whole.items():
             modules[name].load_state_dict(tensors)
     return modules.cpu().eval()

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from patchloom.data.transforms import Augment, OneView
 from patchloom.errors import PatchloomError
 from patchloom.models.network import Network
 from patchloom.recipes.recipe import Recipe
+from patchloom.tasks.classification.finish import export_network
 from patchloom.tasks.pretraining.config import PretrainingConfig
 from patchloom.training.processes import Processes
 from patchloom.training.report import Section
@@ -48,6 +50,7 @@ class Setup:
     steps: int  # of the whole run
     processes: Processes = field(default_factory=Processes)
     console: Console = field(default_factory=Console)
+    from_checkpoint: bool = False  # the weights come from a checkpoint, so none are read from files
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ class Method:
     exported = ENCODER  # the name of the module that is probed, exported and loaded again: a headless `Network`
     frozen: Collection[str] = ()  # modules without gradients: teachers, tokenizers
     needs_images = 2  # fewer cannot be learned from
+    trains_trunk = True  # False: `Setup.trunk` has a config and preprocessing, and no memory (device "meta")
 
     def __init__(self, setup: Setup) -> None:
         self.setup, self.recipe, self.processes = setup, setup.recipe, setup.processes
@@ -122,6 +126,11 @@ class Method:
     def charts(self) -> dict[str, dict[str, str]]:
         """Further curves of the report: title -> {name of a curve: key in log.jsonl}."""
         return {}
+
+    def export(self, folder: Path, network: Any, modules: nn.ModuleDict, described: dict[str, Any]) -> None:
+        """Write the files of the export, model.json last. `network` is the exported module, `modules` all of them,
+        whole, on the CPU; `described` goes into model.json. The main process alone calls it."""
+        export_network(folder, network, described)
 
     def describe(self) -> str:
         """What is learned, in a few words for the plan and the report."""

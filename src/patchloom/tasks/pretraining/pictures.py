@@ -11,6 +11,8 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
+from patchloom.models.preprocessing import Preprocessing
+
 SIDE = 128  # pixels of a picture in the report
 # dark blue over green to yellow: readable in grey and by the colour-blind
 _COLOURS = np.array([(68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37)], dtype=np.float64)
@@ -28,6 +30,13 @@ def figure(image: Image.Image, caption: str) -> str:
 def row(figures: Sequence[str]) -> str:
     """Pictures side by side."""
     return f"<div class=photos>{''.join(figures)}</div>"
+
+
+def to_pictures(images: Tensor, preprocessing: Preprocessing) -> list[Image.Image]:
+    """Images (B, 3, height, width), normalised, as people see them."""
+    mean, std = (images.new_tensor(values).view(1, -1, 1, 1) for values in (preprocessing.mean, preprocessing.std))
+    pixels = (images.detach().float() * std + mean).clamp(0, 1).mul(255).round().byte()
+    return [Image.fromarray(image) for image in pixels.permute(0, 2, 3, 1).cpu().numpy()]
 
 
 def heat(values: Tensor) -> Image.Image:

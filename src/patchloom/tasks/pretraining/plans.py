@@ -12,6 +12,7 @@ from patchloom.data.splits import Splits
 from patchloom.errors import PatchloomError, check_place, did_you_mean
 from patchloom.models.config import Config
 from patchloom.recipes.changes import apply_changes, checked_options
+from patchloom.recipes.cited import cite
 from patchloom.recipes.networks import as_built, keep_scales
 from patchloom.recipes.pretraining import PretrainingOptions, methods_of
 from patchloom.recipes.recipe import Recipe
@@ -23,6 +24,8 @@ from patchloom.tasks.opened import Opened
 from patchloom.tasks.pretraining.config import PretrainingConfig
 from patchloom.tasks.pretraining.images import open_any
 from patchloom.tasks.pretraining.method import find_method
+from patchloom.tasks.pretraining.sequence import with_tokenizer_first
+from patchloom.tasks.pretraining.tokenizers import TrainedTokenizer, find_tokenizer
 from patchloom.tasks.registry import find_task
 from patchloom.tasks.retrieval.plans import open_trunk
 from patchloom.tasks.spec import RunConfig
@@ -60,15 +63,37 @@ def plan_pretraining(
     chosen, more = _choose_recipe(recipe, method, source)
     resolved, consequences = _resolve_recipe(chosen, trunk, own, changes, start is not None)
     _check_settings(method, resolved, changes)
-    config = dataclasses.replace(
-        config, model=trunk, model_options=own, start=start,
-        tokenizer=None if tokenizer is None else absolute_place(tokenizer),
-    )  # fmt: skip
+    trained, resolved = _tokenizer(tokenizer, method, resolved, changes)
+    config = dataclasses.replace(config, model=trunk, model_options=own, start=start, tokenizer=trained)
     built = config.trunk_config(resolved)  # refuses what cannot be built
     resolved = as_built(resolved, built, changes, start is not None)
     _check_size(source, built)
     find_method(resolved.method).check(config, resolved, built)
-    return RunConfig(find_task("pretraining"), config, resolved, (*notes, *more, *consequences), opened)
+    run = RunConfig(find_task("pretraining"), config, resolved, (*notes, *more, *consequences), opened)
+    return with_tokenizer_first(run) if method == "beit" and trained is None else run
+
+
+def _tokenizer(
+    place: Place | None, method: str, recipe: Recipe, changes: Mapping[str, Any]
+) -> tuple[TrainedTokenizer | None, Recipe]:
+    """The trained tokenizer that is asked for, and the recipe with what it decides."""
+    if place is None:
+        return None, recipe
+    if method != "beit":
+        raise PatchloomError(f"--tokenizer is for --method beit, which predicts codes; {method} has none.")
+    for name in changes:
+        if "tokenizer" in (methods_of(name) or ()):
+            raise PatchloomError(f"{name} is a setting of the tokenizer, and --tokenizer {place} is trained already.")
+    found = find_tokenizer(absolute_place(place))
+    has = {
+        "codes": found.config.codes,
+        "code_dim": found.config.code_dim,
+        "tokenizer_dim": found.config.dim,
+        "tokenizer_depth": found.config.depth,
+        "tokenizer_patch": found.config.patch_size,
+        "tokenizer_standardise": found.config.standardise,
+    }
+    return found, cite(recipe, **{name: (value, f"of {found.weights}") for name, value in has.items()})
 
 
 def check_method(method: Any) -> None:

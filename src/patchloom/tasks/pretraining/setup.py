@@ -20,6 +20,7 @@ from patchloom.tasks.pretraining.task import Pretraining
 from patchloom.tasks.spec import Context
 from patchloom.training.checks import check_batch
 from patchloom.training.schedule import total_steps
+from patchloom.weights.shape import shape_of
 
 
 def open_task(config: PretrainingConfig, recipe: Recipe, context: Context) -> Pretraining:
@@ -48,22 +49,24 @@ def _make_method(
     # The weights depend on the seed alone, and the caller's generator stays as it is.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(recipe.seed, "start"))
-        trunk = _make_trunk(config, recipe, context)
+        trunk = _make_trunk(config, recipe, context, kind.trains_trunk)
         per_epoch = Order(images, recipe.batch_size).steps_per_epoch
         steps = total_steps(recipe, per_epoch)
-        return kind(Setup(config, recipe, trunk, per_epoch, steps, context.processes, context.console))
+        return kind(
+            Setup(config, recipe, trunk, per_epoch, steps, context.processes, context.console, context.from_checkpoint)
+        )
 
 
-def _make_trunk(config: PretrainingConfig, recipe: Recipe, context: Context) -> Network:
-    """The trunk without a head, with random weights or those of `config.start`."""
-    start, trunk = config.start, build(config.trunk_config(recipe))
-    preprocessing = trunk.preprocessing
-    if start is not None:
-        if not context.from_checkpoint:
+def _make_trunk(config: PretrainingConfig, recipe: Recipe, context: Context, trained: bool) -> Network:
+    """The trunk without a head, with random weights or those of `config.start`; without memory if it is not trained."""
+    start, outline = config.start, config.trunk_config(recipe)
+    trunk: Network = build(outline) if trained else shape_of(outline, outline.name)
+    preprocessing = trunk.preprocessing if start is None else start.preprocessing
+    if trained and not context.from_checkpoint:
+        if start is not None:
             context.console.say(*fill_from(trunk, start, context.opened).lines())
-        preprocessing = start.preprocessing
-    elif not context.from_checkpoint:
-        context.console.say(f"{trunk.config.name} starts from random weights.")
+        else:
+            context.console.say(f"{trunk.config.name} starts from random weights.")
     trunk.preprocessing = dataclasses.replace(
         preprocessing, img_size=trunk.config.img_size, crop_ratio=recipe.test_crop_ratio,
         interpolation=recipe.interpolation,

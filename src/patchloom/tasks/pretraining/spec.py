@@ -10,6 +10,7 @@ from patchloom.tasks.pretraining.config import LABEL, PretrainingConfig
 from patchloom.tasks.pretraining.evaluate import evaluate, predict
 from patchloom.tasks.pretraining.plan import plan
 from patchloom.tasks.pretraining.probes import KNN, LINEAR
+from patchloom.tasks.pretraining.sequence import BeitAfterTokenizer
 from patchloom.tasks.pretraining.setup import open_task
 from patchloom.tasks.spec import TaskSpec
 from patchloom.training.task import Metric
@@ -32,6 +33,7 @@ SPEC = TaskSpec(
     plan=plan,
     evaluate=evaluate,
     predict=predict,
+    sequence_from_json=BeitAfterTokenizer.from_json,
     summary=_summary,
     curves=(KNN, LINEAR, "train_loss"),
 )
