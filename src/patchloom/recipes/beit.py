@@ -1,7 +1,7 @@
 """BeiT: Bao et al. 2022, with a tokenizer trained on the same images ("Three things", section 5).
 
-The papers say nothing of that tokenizer's training. Its open values are those of BeiT v2 (Peng et al. 2022), whose codes
-it has, where that applies.
+The papers do not print how that tokenizer is trained. Its open values are those of BeiT v2 (Peng et al. 2022) where they
+apply, whose codes it has.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ class Pretraining(Task):
     def _judge(self, numbers: Mapping[str, float]) -> None:
         """Warn of a collapse."""
         message = self.method.collapse(numbers, Progress(int(self.step), self.total))
-        if message is not None and message != self._warned:
+        if message is not None and self._warned is None:  # once, although its numbers change
             self.console.say(f"Warning: the run has collapsed. {message}")
         self._warned = message
 
