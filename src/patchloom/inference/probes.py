@@ -61,7 +61,7 @@ def probe(
         console.say(text)
     preprocessing, kept = test_preprocessing(network, crop_ratio), held_out_by(model, data)
     source, held_out = open_items(data, labels, split, kept, console=console)
-    fitted = (kept.trained(source) if split is None and kept is not None else None) or "train"
+    fitted = kept.fitted(source) if split is None and kept is not None else "train"
     _, train = open_items(source, labels, fitted, kept)
     y, truth = (np.asarray([item.label for item in items]) for items in (train, held_out))
     if kind == "knn" and k > len(y):

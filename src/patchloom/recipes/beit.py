@@ -1,7 +1,7 @@
 """BeiT: Bao et al. 2022, with a tokenizer trained on the same images ("Three things", section 5).
 
-The papers do not print how that tokenizer is trained. Its open values are those of BeiT v2 (Peng et al. 2022) where they
-apply, whose codes it has.
+The papers do not print how that tokenizer is trained. Its open values are those of BeiT v2 (Peng et al. 2022), whose
+codes it has, where they apply.
 """
 
 from __future__ import annotations

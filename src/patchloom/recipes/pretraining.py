@@ -41,6 +41,8 @@ class PretrainingOptions(ImageOptions, NetworkOptions):
     local_crops: int = _of(_DINO, 8, least=0)
     local_size: int | None = _of(_DINO, 96)  # pixels; None: half of the network's
     local_scale: tuple[float, float] = _of(_DINO, (0.05, 0.4))  # areas of local crops; global ones: crop_scale to 1
+    saturation: float = _of(_DINO, 0.2)  # strength of its jitter; color_jitter is that of brightness and contrast
+    hue: float = _of(_DINO, 0.1)  # likewise, as a fraction of the circle
     gray: float = _of(_DINO, 0.2)  # probability of a crop without colours
     blur: float = _of(_DINO, 2.0)  # largest radius, in pixels; 0: none
     solarize: float = _of(_DINO, 0.2)  # probability, of the second global crop alone
@@ -82,7 +84,8 @@ class PretrainingOptions(ImageOptions, NetworkOptions):
     TASK: ClassVar[str] = "self-supervised pre-training"
     FRACTIONS: ClassVar[tuple[str, ...]] = (
         *ImageOptions.FRACTIONS, *NetworkOptions.FRACTIONS, "test_crop_ratio", "teacher_momentum",
-        "teacher_momentum_end", "center_momentum", "gray", "solarize", "mask_block", "mask_aspect", "code_decay", "code_revival",
+        "teacher_momentum_end", "center_momentum", "saturation", "hue", "gray", "solarize", "mask_block", "mask_aspect",
+        "code_decay", "code_revival",
     )  # fmt: skip
     NOT_NEGATIVE: ClassVar[tuple[str, ...]] = (
         *ImageOptions.NOT_NEGATIVE, *NetworkOptions.NOT_NEGATIVE, "teacher_warmup_epochs", "freeze_last_layer",

@@ -72,10 +72,8 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
-    from conftest import write_folder  # type: ignore[attr-defined]
-
-    return write_folder(tmp_path_factory.mktemp("photos") / "flat", 24)
+def photos(tmp_path_factory: pytest.TempPathFactory, make_folder: Callable[..., Path]) -> Path:
+    return make_folder(tmp_path_factory.mktemp("photos") / "flat", 24)
 
 
 @pytest.fixture(scope="module")
@@ -175,13 +173,13 @@ def test_a_trained_tokenizer_is_taken_from_a_run_or_a_file(place: str, photos: P
 
 
 def test_a_tokenizer_of_another_grid_is_refused(photos: Path, done: Path, tmp_path: Path) -> None:
-    with pytest.raises(PatchloomError, match="4 x 4 codes .* 8 x 8 patches"):
+    with pytest.raises(PatchloomError, match=r"4 x 4 codes .* 8 x 8 patches"):
         pretrain(photos, tmp_path / "run", tokenizer=done, options={"patch_size": 4})
     assert not (tmp_path / "run").exists()
 
 
 def test_what_is_no_tokenizer_is_refused(photos: Path, done: Path, tmp_path: Path) -> None:
-    with pytest.raises(PatchloomError, match="There is no tokenizer .*nothing"):
+    with pytest.raises(PatchloomError, match=r"There is no tokenizer .*nothing"):
         plan(photos, tokenizer=tmp_path / "nothing")
     with pytest.raises(PatchloomError, match="is not a tokenizer"):
         plan(photos, tokenizer=done / "export" / "model.safetensors")

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 import patchloom
 from patchloom.data import native
+from patchloom.data.sources import Item
 from patchloom.models.config import Config
 from patchloom.models.registry import build, find_config
 from patchloom.recipes.registry import find_recipe
@@ -157,7 +158,7 @@ def test_crops_have_their_sizes_and_depend_on_the_seed_alone(fast: bool, monkeyp
     noise = np.random.default_rng(0).integers(0, 256, (60, 50, 3), dtype=np.uint8)
     image = Image.fromarray(noise)
     transform = crop_views(recipe, (32, 32), (16, 16), flips=True)
-    first, again, other = (transform(image, None, seed) for seed in (1, 1, 2))
+    first, again, other = (transform(image, Item("a"), seed) for seed in (1, 1, 2))
     assert [crop.shape for crop in first] == [(32, 32, 3)] * 2 + [(16, 16, 3)] * 3
     assert all(crop.dtype == np.uint8 for crop in first)
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
@@ -170,7 +171,7 @@ def test_both_forms_of_a_crop_give_the_same_pixels(monkeypatch: pytest.MonkeyPat
     if not native.available():
         pytest.skip("no C++ steps here")
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 50, 3), dtype=np.uint8))
-    crop = Crop(scale=(0.3, 0.9), flip=0.5, color_jitter=0.4, gray=0.2, blurred=0.5, blur=2.0, solarize=0.2)
+    crop = Crop(scale=(0.3, 0.9), flip=0.5, jitter=(0.4, 0.2, 0.1), gray=0.2, blurred=0.5, blur=2.0, solarize=0.2)
     fast = [np.asarray(crop(image, (32, 32), seed)) for seed in range(20)]
     monkeypatch.setattr(native, "available", lambda: False)
     for seed, pixels in enumerate(fast):
@@ -183,7 +184,7 @@ def test_areas_of_crops_are_those_of_the_scale() -> None:
     side = 200
     ramp = np.broadcast_to(np.linspace(0, 255, side)[None, :, None], (side, side, 3)).astype(np.uint8)
     image = Image.fromarray(np.ascontiguousarray(ramp))
-    crop = Crop(scale=(0.1, 0.3), flip=0.0, color_jitter=0.0, gray=0.0, blurred=0.0, blur=0.0, solarize=0.0)
+    crop = Crop(scale=(0.1, 0.3), flip=0.0, jitter=(0.0, 0.0, 0.0), gray=0.0, blurred=0.0, blur=0.0, solarize=0.0)
     widths = [np.ptp(np.asarray(crop(image, (32, 32), seed)).astype(int)) / 255 for seed in range(200)]
     assert min(widths) > (0.1 * 3 / 4) ** 0.5 - 0.05
     assert max(widths) < (0.3 * 4 / 3) ** 0.5 + 0.05

@@ -62,7 +62,7 @@ def test_a_recipe_of_another_task(pretrain: Pretrain, flat: Path) -> None:
 
 
 def test_a_network_of_text(pretrain: Pretrain, flat: Path) -> None:
-    refused(pretrain, flat, "network of text", model="transformer_mt_base", model_options={})
+    refused(pretrain, flat, "network of text", model="transformer_mt_nano", model_options={})
 
 
 def test_local_crops_that_patches_do_not_tile(pretrain: Pretrain, flat: Path) -> None:

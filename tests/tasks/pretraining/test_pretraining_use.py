@@ -45,13 +45,14 @@ def test_loading_with_classes_adds_a_head(run: Path) -> None:
     assert sorted(network.load_report.reinitialised) == ["head.bias", "head.weight"]
 
 
-def test_a_trunk_has_no_classes_to_predict(run: Path, labelled: Path) -> None:
+def test_a_trunk_has_no_classes_to_predict(run: Path, labelled: Path, tmp_path: Path) -> None:
     with pytest.raises(PatchloomError, match="no classes to predict"):
         patchloom.predict(run, [next(labelled.rglob("*.png"))])
+    patchloom.save(patchloom.load(run), alone := tmp_path / "alone.safetensors")  # far from its run
     with pytest.raises(PatchloomError, match="without a head"):
-        patchloom.predict(run / "export" / "model.safetensors", [next(labelled.rglob("*.png"))], device="cpu")
+        patchloom.predict(alone, [next(labelled.rglob("*.png"))], device="cpu")
     with pytest.raises(PatchloomError, match="without a head"):
-        patchloom.evaluate(run / "export" / "model.safetensors", labelled, device="cpu")
+        patchloom.evaluate(alone, labelled, device="cpu")
 
 
 def test_evaluate_takes_the_settings_of_both_probes(run: Path, labelled: Path) -> None:

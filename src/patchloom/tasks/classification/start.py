@@ -43,13 +43,13 @@ def open_start(
     check_images(loaded, weights)
     network, notes = trunk_of(loaded), []  # a run of Grafit: its projector is left out
     theirs, ours = network.class_names, source.class_names
-    names = same_classes(theirs, ours, network.config.num_classes)
+    names = None if network.config.headless else same_classes(theirs, ours, network.config.num_classes)
     if names is not None and theirs is None:
         notes.append(
             f"{weights} has {len(ours)} classes without names: they are taken to be those of the data, in this order: "
             f"{', '.join(names[:5])}{' ...' if len(names) > 5 else ''}."
         )
-    if names is None and theirs is None and len(ours) == network.config.num_classes:
+    if names is None and theirs is None and len(ours) == network.config.num_classes and not network.config.headless:
         notes.append(
             f"The classes of the data are numbers, but not the indices 0 to {len(ours) - 1} of {weights}: its head "
             "starts from scratch."

@@ -118,7 +118,7 @@ COMMANDS = (
         "(model.depth=6). img_size sets the resolution.",
         (
             "patchloom pretrain photos/ --method dino --model deit_small --out runs/dino",
-            "patchloom finetune runs/dino labelled/ --out runs/classifier",
+            "patchloom pretrain photos/ --method mae --model deit_nano --recipe mae@small img_size=32",
         ),
         _add_pretrain,
         _plan,

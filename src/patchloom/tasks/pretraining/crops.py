@@ -28,7 +28,7 @@ class Crop:
 
     scale: tuple[float, float]  # of the image's area
     flip: float
-    color_jitter: float  # of brightness and contrast; saturation half of it, hue a quarter
+    jitter: tuple[float, float, float]  # strengths: brightness and contrast, saturation, hue
     gray: float
     blurred: float  # probability of blur
     blur: float  # its largest radius
@@ -45,8 +45,8 @@ class Crop:
         image = random_resized_crop(still, size, draw, resampling, *self.scale)
         if draw.random() < self.flip:
             image = native.mirror(image) if isinstance(image, np.ndarray) else ImageOps.mirror(image)
-        if draw.random() < JITTERED and self.color_jitter:
-            image = jitter_colours(image, draw, self.color_jitter)
+        if draw.random() < JITTERED:
+            image = jitter_colours(image, draw, *self.jitter)
         if draw.random() < self.gray:
             image = native.grey(image) if isinstance(image, np.ndarray) else ImageOps.grayscale(image).convert("RGB")
         if draw.random() < self.blurred and self.blur:
@@ -62,15 +62,17 @@ def _blur(image: Drawn, radius: float) -> Drawn:
     return image.filter(ImageFilter.GaussianBlur(radius))
 
 
-def jitter_colours(image: Drawn, draw: random.Random, strength: float) -> Drawn:
-    """Brightness and contrast by factors of U(1 - strength, 1 + strength), saturation with half the strength, hue
-    shifted by up to a quarter of it (of the circle), in a random order."""
+def jitter_colours(image: Drawn, draw: random.Random, strength: float, saturation: float, hue: float) -> Drawn:
+    """Brightness and contrast by factors of U(1 - strength, 1 + strength), saturation likewise, hue shifted by up to
+    `hue` of the circle, in a random order; steps of strength 0 are left out."""
     steps: list[Any] = [
-        (ImageEnhance.Brightness, strength), (ImageEnhance.Contrast, strength), (ImageEnhance.Color, strength / 2),
-        (None, strength / 4),
+        (ImageEnhance.Brightness, strength), (ImageEnhance.Contrast, strength), (ImageEnhance.Color, saturation),
+        (None, hue),
     ]  # fmt: skip
     draw.shuffle(steps)
     for enhancer, amount in steps:
+        if not amount:
+            continue
         if enhancer is None:
             image = shift_hue(image, draw.uniform(-amount, amount))
             continue
@@ -103,8 +105,9 @@ class CropViews:
 def crop_views(recipe: Recipe, size: Size, local_size: Size, flips: bool) -> CropViews:
     """Two global crops of `size` and `local_crops` local ones of `local_size`."""
     shared: dict[str, Any] = {
-        "flip": recipe.flip if flips else 0.0, "color_jitter": recipe.color_jitter, "gray": recipe.gray,
-        "blur": recipe.blur, "interpolation": recipe.interpolation,
+        "flip": recipe.flip if flips else 0.0, "gray": recipe.gray,
+        "jitter": (recipe.color_jitter, recipe.saturation, recipe.hue), "blur": recipe.blur,
+        "interpolation": recipe.interpolation,
     }  # fmt: skip
     whole = (recipe.crop_scale, 1.0)
     first = Crop(scale=whole, blurred=BLURRED[0], solarize=0.0, **shared)

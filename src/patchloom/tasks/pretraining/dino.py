@@ -33,6 +33,9 @@ from patchloom.training.schedule import Schedule
 
 STUDENT, PROJECTOR, TEACHER, TEACHER_PROJECTOR = "student", "projector", "teacher", "teacher_projector"
 GLOBAL_CROPS = 2
+_EARLY = 0.1  # of a run, in which a healthy teacher may say little too
+_TELLS = 0.01  # of ln K: what the teacher's outputs must tell of an image, in nats
+_UNIFORM = 0.9  # of ln K, above which an entropy is that of all prototypes alike
 
 
 class Dino(Method):
@@ -132,7 +135,21 @@ class Dino(Method):
         return {"entropy": each, "entropy_of_mean": mean}
 
     def collapse(self, numbers: Mapping[str, float], progress: Progress) -> str | None:
-        return None
+        each, mean, most = numbers["entropy"], numbers["entropy_of_mean"], math.log(self.recipe.prototypes)
+        if progress.step < _EARLY * progress.steps or mean - each > _TELLS * most:
+            return None
+        found = f"The teacher's entropy is {each:.2f} of at most {most:.2f} for an image, {mean:.2f} for their mean: "
+        if each > _UNIFORM * most:
+            return (
+                f"{found}every image gets all prototypes alike. Likely cause: a teacher that is not sharp enough, or "
+                f"that follows too fast. Lower teacher_temperature ({self.recipe.teacher_temperature:g}), raise "
+                f"teacher_momentum ({self.recipe.teacher_momentum:g}), or lower lr ({self.recipe.lr:.3g})."
+            )
+        return (
+            f"{found}all images get the same prototypes. Likely cause: a centre that does not follow, or a learning "
+            f"rate that is too high. Lower center_momentum ({self.recipe.center_momentum:g}; published 0.9), lr "
+            f"({self.recipe.lr:.3g}), or raise teacher_temperature ({self.recipe.teacher_temperature:g})."
+        )
 
     def charts(self) -> dict[str, dict[str, str]]:
         return {"entropy of the teacher": {"of an image": "entropy", "of the mean": "entropy_of_mean"}}

@@ -28,6 +28,7 @@ from patchloom.tasks.pretraining.config import PretrainingConfig
 from patchloom.training.processes import Processes
 from patchloom.training.report import Section
 
+Pictures = Sequence[Image.Image]
 ENCODER = "encoder"  # the module that the trunk is, unless a method says otherwise
 
 _METHODS = {  # name -> module and class; imported when it is needed
@@ -117,9 +118,7 @@ class Method:
         likely cause and what to change; None for a healthy run."""
         return None
 
-    def sections(  # noqa: ARG002 - likewise
-        self, modules: nn.ModuleDict, pictures: Sequence[Image.Image], images: Tensor
-    ) -> list[Section]:
+    def sections(self, modules: nn.ModuleDict, pictures: Pictures, images: Tensor) -> list[Section]:  # noqa: ARG002
         """Pictures for the report: title and HTML each. `pictures` are test crops, `images` the same as `measure` gets
         them. Modules are whole, in evaluation mode, on the CPU; the main process alone calls it."""
         return []
@@ -144,7 +143,7 @@ class Unlabelled:
 
     view: OneView
 
-    def __call__(self, picture: Any, item: Any, seed: int) -> Any:
+    def __call__(self, picture: Any, _: Any, seed: int) -> Any:
         return self.view.augment(picture, self.view.size, seed)
 
 

@@ -24,7 +24,7 @@ from patchloom.tasks.pretraining.finish import finish
 from patchloom.tasks.pretraining.images import monitored
 from patchloom.tasks.pretraining.method import Method, Progress
 from patchloom.tasks.pretraining.probes import Probes
-from patchloom.tasks.pretraining.spread import feature_spread
+from patchloom.tasks.pretraining.spread import feature_spread, same_features
 from patchloom.training.processes import Processes
 from patchloom.training.run import Run
 from patchloom.training.schedule import total_steps
@@ -122,7 +122,8 @@ class Pretraining(Task):
 
     def _judge(self, numbers: Mapping[str, float]) -> None:
         """Warn of a collapse."""
-        message = self.method.collapse(numbers, Progress(int(self.step), self.total))
+        progress = Progress(int(self.step), self.total)
+        message = same_features(numbers["std"]) or self.method.collapse(numbers, progress) if progress.step else None
         if message is not None and self._warned is None:  # once, although its numbers change
             self.console.say(f"Warning: the run has collapsed. {message}")
         self._warned = message
