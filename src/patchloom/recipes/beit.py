@@ -112,6 +112,7 @@ def tokenizer_recipe(recipe: Recipe) -> Recipe:
         warmup_steps=(None, _V2),
         min_lr=(min(recipe.min_lr, recipe.tokenizer_lr), f"as {recipe.name}, and not above tokenizer_lr"),
         ema=(0.0, f"{_OPEN}; none"),
+        sync_batchnorm=(True, "the encoder normalises over a batch, whatever the number of processes"),
         eval_every=("1 epoch", "ours"),
         probe_every=(0, "a tokenizer is measured by its reconstructions"),
         gradient_checkpointing=(False, "the network is not in this run"),
