@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pretraining_runs
 import pytest
 import torch
 from PIL import Image
@@ -16,6 +17,8 @@ from patchloom.recipes.registry import find_recipe
 from patchloom.tasks.pretraining.dino import Dino
 from patchloom.tasks.pretraining.method import Progress
 from patchloom.tasks.pretraining.spread import feature_spread, same_features
+
+labelled, pretrain = pretraining_runs.labelled, pretraining_runs.pretrain
 
 Pretrain = Callable[..., Path]
 

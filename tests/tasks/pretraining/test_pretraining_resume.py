@@ -11,11 +11,14 @@ import sys
 import time
 from pathlib import Path
 
+import pretraining_runs
 import pytest
 import torch
 from safetensors.torch import load_file
 
 import patchloom
+
+flat, labelled = pretraining_runs.flat, pretraining_runs.labelled
 
 ONE = ["-m", "patchloom"]
 TWO = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "patchloom"]
