@@ -14,8 +14,8 @@ from patchloom.devices import Device
 from patchloom.errors import PatchloomError
 from patchloom.recipes.recipe import Recipe
 from patchloom.runs.launch import launch
-from patchloom.runs.sequence import launch as launch_one_or_two
 from patchloom.runs.own import earlier_environment, has_checkpoint, run_task
+from patchloom.runs.sequence import launch as launch_one_or_two
 from patchloom.tasks.classification.config import DistillationConfig
 from patchloom.tasks.classification.plans import plan_distillation, plan_finetuning, plan_training
 from patchloom.tasks.own.plan import OwnRun, open_own, own_config

@@ -116,8 +116,8 @@ class Tokenizer(nn.Module):
 
     @torch.no_grad()
     def embed(self, images: Tensor) -> Tensor:
-        """The mean vector of each image, (B, code_dim)."""
-        return self._vectors(self._standardised(images)[0]).mean(dim=1)
+        """The vectors of all codes of each image, (B, N * code_dim)."""
+        return self._vectors(self._standardised(images)[0]).flatten(1)
 
     def metadata(self) -> dict[str, Any]:
         """What is saved with the weights."""
@@ -229,7 +229,10 @@ def _encoder(config: TokenizerConfig) -> nn.Sequential:
     for inputs, outputs in pairwise(config.widths):
         layers += [nn.Conv2d(inputs, outputs, 4, stride=2, padding=1), nn.ReLU()]
     blocks = [_Residual(config.dim) for _ in range(config.depth)]
-    return nn.Sequential(*layers[:-1], *blocks, nn.ReLU(), nn.Conv2d(config.dim, config.code_dim, 1))
+    last = nn.Conv2d(config.dim, config.code_dim, 1, bias=False)
+    # At first all vectors point the same way, so that all have one code, and are soon drawn into it. Without their
+    # common mean they point in all directions from the first step on.
+    return nn.Sequential(*layers[:-1], *blocks, nn.ReLU(), last, nn.BatchNorm2d(config.code_dim, affine=False))
 
 
 def _decoder(config: TokenizerConfig) -> nn.Sequential:

@@ -1,7 +1,7 @@
 """BeiT: Bao et al. 2022, with a tokenizer trained on the same images ("Three things", section 5).
 
-The papers say nothing of that tokenizer's training. Its open values are those of BeiT v2 (Peng et al. 2022), whose codes
-it has, where that applies.
+The papers do not print how that tokenizer is trained. Its open values are those of BeiT v2 (Peng et al. 2022), whose
+codes it has, where they apply.
 """
 
 from __future__ import annotations
@@ -112,6 +112,7 @@ def tokenizer_recipe(recipe: Recipe) -> Recipe:
         warmup_steps=(None, _V2),
         min_lr=(min(recipe.min_lr, recipe.tokenizer_lr), f"as {recipe.name}, and not above tokenizer_lr"),
         ema=(0.0, f"{_OPEN}; none"),
+        sync_batchnorm=(True, "the encoder normalises over a batch, whatever the number of processes"),
         eval_every=("1 epoch", "ours"),
         probe_every=(0, "a tokenizer is measured by its reconstructions"),
         gradient_checkpointing=(False, "the network is not in this run"),

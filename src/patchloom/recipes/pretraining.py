@@ -73,7 +73,7 @@ class PretrainingOptions(ImageOptions, NetworkOptions):
     codes: int = _of(_TOKENIZER, 8192, least=2)
     code_dim: int = _of(_TOKENIZER, 32, least=2)
     code_decay: float = _of(_TOKENIZER, 0.99)  # of the moving averages that are the codes
-    code_revival: float = _of(_TOKENIZER, 0.1)  # codes used less than this share of evenly are put elsewhere; 0: never
+    code_revival: float = _of(_TOKENIZER, 0.1)  # codes used below this share of an even one are replaced; 0: never
     commitment: float = _of(_TOKENIZER, 1.0)  # weight of the distance between vectors and their codes
     # MAE: decoder and target
     decoder_dim: int = _of(_MAE, 512)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pretraining_runs
 import pytest
 import torch
 from PIL import Image
@@ -26,6 +27,8 @@ from patchloom.tasks.pretraining.task import Pretraining
 from patchloom.tasks.spec import Context
 from patchloom.training.callbacks import Callback
 from patchloom.training.processes import Processes
+
+flat, labelled, records = pretraining_runs.flat, pretraining_runs.labelled, pretraining_runs.records
 
 Pretrain = Callable[..., Path]
 Records = Callable[[Path], list[dict[str, Any]]]

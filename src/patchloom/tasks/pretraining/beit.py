@@ -3,9 +3,9 @@
 x = stem(image), with a learned token in place of masked patches; then positions and blocks
 loss = mean of -log softmax(head(x))[code] over masked patches; codes are those of a frozen tokenizer
 
-Masking after the stem suits every stem. It lets nothing of a masked patch through where patches do not overlap (linear,
-hMLP); neighbours of a masked patch have seen a part of it in a convolutional stem. The BatchNorm of an hMLP stem is such
-a leak in training mode too, a faint one: masked patches are among its statistics.
+Masking after the stem suits every stem. Where patches do not overlap (linear, hMLP) it lets nothing of a masked patch
+through; in a convolutional stem the neighbours of a masked patch have seen a part of it. With BatchNorm an hMLP stem
+leaks faintly in training mode: masked patches are among the statistics of the batch.
 """
 
 from __future__ import annotations
@@ -150,9 +150,10 @@ class Beit(Method):
         if 2 * progress.step < progress.steps or numbers["accuracy"] > numbers["accuracy_of_most_frequent"]:
             return None
         return (
-            f"Codes of masked patches are predicted no better ({numbers['accuracy']:.1%}) than by always naming the most "
-            f"frequent one ({numbers['accuracy_of_most_frequent']:.1%}): the network does not look at the image. The "
-            "rate may be too high or the run too short: lower lr, raise warmup_epochs or epochs, or lower mask_ratio."
+            f"Codes of masked patches are predicted no better ({numbers['accuracy']:.1%}) than by always naming the "
+            f"most frequent one ({numbers['accuracy_of_most_frequent']:.1%}): the network does not look at the image. "
+            "The learning rate may be too high or the run too short: lower lr, raise warmup_epochs or epochs, or lower "
+            "mask_ratio."
         )
 
     def charts(self) -> dict[str, dict[str, str]]:

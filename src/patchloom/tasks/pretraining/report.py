@@ -11,7 +11,6 @@ from torch import nn
 from patchloom.data.images import as_image, resize_and_crop, to_batch
 from patchloom.data.own import TensorImage
 from patchloom.data.sources import spread
-from patchloom.models.complexity import complexity
 from patchloom.models.network import Network
 from patchloom.tasks.pretraining.probes import KNN, LINEAR
 from patchloom.training.report import Section, epoch_records
@@ -37,12 +36,13 @@ def pretraining_charts(task: Pretraining) -> dict[str, dict[str, str]]:
 def pretraining_headline(run: Run, task: Pretraining, network: Network) -> str:
     """The title, the last numbers, and what was trained."""
     cells = "".join(f"<div><b>{value}</b><span class=soft>{escape(name)}</span></div>" for value, name in _cells(run))
-    cost, title = complexity(network), f"{network.config.name} on {run.settings['data']}"
+    size = sum(parameter.numel() for parameter in network.parameters())
+    title = f"{network.config.name} on {run.settings['data']}"
     labels = "Labels were used for measuring alone." if task.probes.items else "No labels: nothing was probed."
     return (
         f"<h1>{escape(title)}</h1><div class=figures>{cells}</div>"
         f"<p class=soft>Recipe {escape(run.settings['recipe_name'])}, {task.recipe.duration}: "
-        f"{escape(task.method.describe())}; {cost.params / 1e6:.2f} million parameters. {labels}</p>"
+        f"{escape(task.method.describe())}; {size / 1e6:.2f} million parameters. {labels}</p>"
     )
 
 

@@ -124,7 +124,7 @@ class Pretraining(Task):
         """Warn of a collapse."""
         progress = Progress(int(self.step), self.total)
         message = same_features(numbers["std"]) or self.method.collapse(numbers, progress) if progress.step else None
-        if message is not None and message != self._warned:
+        if message is not None and self._warned is None:  # once, although its numbers change
             self.console.say(f"Warning: the run has collapsed. {message}")
         self._warned = message
 

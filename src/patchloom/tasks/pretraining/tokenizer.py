@@ -53,13 +53,13 @@ class TokenizerTraining(Method):
         self._seen: list[_Part] = []
 
     @classmethod
-    def check(cls, config: PretrainingConfig, recipe: Recipe, trunk: Any) -> None:
+    def check(cls, config: PretrainingConfig, recipe: Recipe, trunk: Any) -> None:  # noqa: ARG003 - by the network
         check_trunk(trunk)
 
     def transform(self, flips: bool) -> Transform:
         return Unlabelled(OneView(augment_of(self.recipe, flips), self.tokenizer.config.img_size))
 
-    def losses(self, batch: Any, step: int, part: int) -> dict[str, Tensor]:
+    def losses(self, batch: Any, step: int, part: int) -> dict[str, Tensor]:  # noqa: ARG002 - nothing is drawn here
         """{"reconstruction": (B,), "commitment": (B,)} of images (B, height, width, 3) uint8."""
         if part == 0:  # a step that was given up may have left some
             self._seen.clear()
@@ -127,7 +127,7 @@ class TokenizerTraining(Method):
         config = self.tokenizer.config
         return f"tokenizer: {config.codes} codes, {config.grid[0]} x {config.grid[1]} of them per image"
 
-    def export(self, folder: Path, network: Any, modules: nn.ModuleDict, described: dict[str, Any]) -> None:
+    def export(self, folder: Path, network: Any, modules: nn.ModuleDict, described: dict[str, Any]) -> None:  # noqa: ARG002 - only its own
         write_tokenizer(folder / "model.safetensors", network)
         values = {**network.metadata(), **described}
         write_text(folder / "model.json", json.dumps(values, indent=1) + "\n")
@@ -150,7 +150,7 @@ def few_codes(numbers: Mapping[str, float], of: int) -> str | None:
     if found > max(1.5, _FEW * of):
         return None
     return (
-        f"The tokenizer uses {numbers['codes']:.0f} of {of} codes, with a perplexity of {found:.1f}, so there is next to "
-        "nothing to predict. Either the images look alike (blank, or one picture many times), or the codes do not follow "
-        "the encoder: lower tokenizer_lr or code_decay, raise tokenizer_epochs, or set code_revival above 0."
+        f"The tokenizer uses {numbers['codes']:.0f} of {of} codes, with a perplexity of {found:.1f}, so there is next "
+        "to nothing to predict. Either the images look alike (blank, or one picture many times), or the codes do not "
+        "follow the encoder: lower tokenizer_lr or code_decay, raise tokenizer_epochs, or set code_revival above 0."
     )

@@ -113,8 +113,8 @@ def check_fits(tokenizer: TrainedTokenizer, trunk: Any) -> None:
     theirs, ours = tokenizer.config.grid, trunk.grid
     if theirs != ours:
         raise PatchloomError(
-            f"The tokenizer {tokenizer.weights} gives {theirs[0]} x {theirs[1]} codes per image, and {trunk.name} has a "
-            f"grid of {ours[0]} x {ours[1]} patches: change patch size or img_size, or leave out --tokenizer."
+            f"The tokenizer {tokenizer.weights} gives {theirs[0]} x {theirs[1]} codes per image, and {trunk.name} has "
+            f"a grid of {ours[0]} x {ours[1]} patches: change patch size or img_size, or leave out --tokenizer."
         )
     if tokenizer.config.in_chans != trunk.in_chans:
         raise PatchloomError(

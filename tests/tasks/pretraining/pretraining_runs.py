@@ -40,7 +40,7 @@ def write_folder(root: Path, count: int, classes: bool = False, side: int = 40) 
     return root
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_folder() -> Callable[..., Path]:
     """`write_folder`, for folders of other sizes."""
     return write_folder
