@@ -7,6 +7,7 @@ loss = mean (p - pixels)^2                 over masked patches; pixels are norma
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -82,10 +83,10 @@ class Mae(Method):
                 "a vision transformer (deit, deit3, vit and cait in `patchloom models`), or --method dino."
             )
         if not visible_count(trunk.patches, recipe.mask_ratio):
-            most = 1 - 1 / trunk.patches
+            most = math.floor(1000 * (1 - 1 / trunk.patches)) / 1000
             raise PatchloomError(
                 f"mask_ratio={recipe.mask_ratio:g} masks all {trunk.patches} patches of {trunk.name} at "
-                f"{trunk.img_size[0]} x {trunk.img_size[1]} pixels: it must be at most {most:.3g}."
+                f"{trunk.img_size[0]} x {trunk.img_size[1]} pixels: it must be at most {most:g}."
             )
         if recipe.decoder_dim % 4 or recipe.decoder_dim % recipe.decoder_heads:
             raise PatchloomError(
