@@ -33,6 +33,11 @@ _PUBLISHED: dict[str, Cited] = {
     "augmentation": ("none", f"{_CODE}: crops and flips alone"),
     "erasing": (0.0, f"{_CODE}: none"),
     "drop_path": (0.0, f"{_CODE}: none in pre-training"),
+    "aggregation": (
+        "average",
+        "He et al. 2021, appendix A: as good without a class token. No loss is on that token, and the published "
+        "fine-tuning averages the patches",
+    ),
     "mask_ratio": (0.75, _COMMAND),
     "norm_pixels": (True, f"{_COMMAND}; the improved MAE of thesis Table 6.9"),
     "decoder_dim": (512, _CODE),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -63,6 +65,7 @@ def test_a_run_leaves_an_encoder_without_a_decoder(flat: Path, mae: Pretrain, re
     run = mae(flat)
     trunk = patchloom.load(run)
     assert trunk.config.headless
+    assert trunk.config.aggregation == "average"  # no loss would reach a class token
     assert not any("decoder" in name or "mask" in name for name in trunk.state_dict())
     assert trunk.embed(torch.randn(2, 3, 32, 32)).shape == (2, 48)
     logged = [row for row in records(run) if row.get("event") == "epoch"]
@@ -127,12 +130,9 @@ def test_a_run_that_crashed_is_resumed_to_the_bit(flat: Path, mae: Pretrain, rec
     assert rows[0] == rows[1]
 
 
-def test_a_random_encoder_starts_as_published_and_weights_stay_as_they_are(flat: Path, mae: Pretrain) -> None:
+def test_random_weights_start_with_fixed_positions_and_others_stay_as_they_are(flat: Path, mae: Pretrain) -> None:
     fresh = open_tiny(flat).trunk
-    assert torch.allclose(fresh.positions[0, 1:], grid_sinusoids((4, 4), 48))
-    bound = (6 / (48 + 192)) ** 0.5
-    weight = fresh.blocks[0].ffn.branches[0].fn.fc1.weight
-    assert 0.95 * bound < float(weight.detach().abs().max()) <= bound
+    assert torch.allclose(fresh.positions[0], grid_sinusoids((4, 4), 48))
     run = mae(flat)
     again = mae(flat, "again", model=str(run), lr=0.0, min_lr=0.0, warmup_epochs=0.0, warmup_lr=0.0, epochs=1)
     first, second = (patchloom.load(each).state_dict() for each in (run, again))
@@ -142,10 +142,10 @@ def test_a_random_encoder_starts_as_published_and_weights_stay_as_they_are(flat:
 @pytest.mark.parametrize(
     "options",
     [
-        {"model": "cait_nano", "model_options": {"depth": 2}},
-        {"model": "deit_tiny_distilled", "model_options": {"depth": 1, "patch_size": 8}},
+        {"model": "cait_nano", "model_options": {"depth": 2}, "aggregation": "class_attention"},
+        {"model": "deit_tiny_distilled", "model_options": {"depth": 1, "patch_size": 8}, "aggregation": None},
         {"model": "vit_tiny_6x2", "model_options": {"depth": 1, "patch_size": 8}},
-        {"stem": "hmlp", "model_options": {"aggregation": "average"}},
+        {"stem": "hmlp"},
         {"norm_pixels": False, "precision": "bf16", "mask_ratio": 0.5},
     ],
 )
@@ -162,7 +162,7 @@ def test_every_vision_transformer_is_trained(flat: Path, mae: Pretrain, options:
         ({"model": "timm:vit_tiny_patch16_224"}, "it is a network of another library"),
         ({"mask_ratio": 0.0}, "mask_ratio .* above 0 and below 1"),
         ({"mask_ratio": 1.0}, "mask_ratio .* above 0 and below 1"),
-        ({"mask_ratio": 0.95}, r"masks all 16 patches of .* at most 0\.938"),
+        ({"mask_ratio": 0.95}, r"masks all 16 patches of .* at most 0\.937"),
         ({"decoder_dim": 18}, "decoder_dim must be a multiple of 4"),
         ({"decoder_heads": 3}, "multiple of 4 and of decoder_heads=3"),
         ({"local_crops": 2}, "local_crops is a setting of dino"),
@@ -229,3 +229,22 @@ def test_an_encoder_is_fine_tuned_with_rates_that_decay_over_the_layers(
     weights = [f"blocks.{i}.ffn.branches.0.fn.fc1.weight" for i in range(2)]
     moved = [float((after[name] - before[name]).norm()) for name in weights]
     assert 0 < moved[0] < moved[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [(), ("shard=full",)], ids=["ddp", "fsdp"])
+def test_two_processes_equal_one(more: tuple[str, ...], flat: Path, tmp_path: Path) -> None:
+    words = [
+        "pretrain", str(flat), "--method", "mae", "--model", "deit_nano", "--recipe", "mae@small", "img_size=32",
+        "model.patch_size=8", "model.depth=2", "model.dim=48", "workers=0", "epochs=3", "batch_size=8",
+        "decoder_dim=16",
+    ]  # fmt: skip
+    two = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "patchloom"]
+    for launcher, out, settings in ((["-m", "patchloom"], "one", ()), (two, "two", more)):
+        command = [sys.executable, *launcher, *words, "--out", str(tmp_path / out), *settings]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=400)
+        assert done.returncode == 0, done.stdout[-500:] + done.stderr[-1500:]
+    x = torch.randn(16, 3, 32, 32)
+    with torch.no_grad():
+        first, second = (patchloom.load(tmp_path / name).embed(x) for name in ("one", "two"))
+    assert float((first - second).abs().mean() / first.abs().mean()) < 1e-3

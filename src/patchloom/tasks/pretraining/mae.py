@@ -7,6 +7,7 @@ loss = mean (p - pixels)^2                 over masked patches; pixels are norma
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +20,6 @@ from patchloom.data.images import to_input
 from patchloom.data.loader import Transform
 from patchloom.data.randomness import seed_of
 from patchloom.errors import PatchloomError
-from patchloom.layers.attention import Attention
-from patchloom.layers.ffn import FFN
 from patchloom.layers.positions import grid_sinusoids
 from patchloom.recipes.recipe import Recipe
 from patchloom.tasks.pretraining.config import PretrainingConfig
@@ -41,7 +40,6 @@ from patchloom.weights.shape import shape_of
 
 DECODER = "decoder"
 _NO_LEARNING = 0.97  # of the error of each patch's mean, after half of the run
-_SAME = 0.01  # spread of features below which images are the same to the network
 _NORMALISED = (
     "The decoder predicts patches of mean 0 and standard deviation 1. They are drawn with the mean and the standard "
     "deviation of the true patches, which the network has not seen."
@@ -69,7 +67,7 @@ class Mae(Method):
         self.visible = visible_count(self.patches, recipe.mask_ratio)
         self.preprocessing = setup.trunk.preprocessing
         if setup.config.start is None:
-            start_encoder(setup.trunk)
+            start_positions(setup.trunk)
         decoder = PixelDecoder(
             config.dim, recipe.decoder_dim, recipe.decoder_depth, recipe.decoder_heads, config.grid,
             self.patch**2 * config.in_chans,
@@ -85,10 +83,10 @@ class Mae(Method):
                 "a vision transformer (deit, deit3, vit and cait in `patchloom models`), or --method dino."
             )
         if not visible_count(trunk.patches, recipe.mask_ratio):
-            most = 1 - 1 / trunk.patches
+            most = math.floor(1000 * (1 - 1 / trunk.patches)) / 1000
             raise PatchloomError(
                 f"mask_ratio={recipe.mask_ratio:g} masks all {trunk.patches} patches of {trunk.name} at "
-                f"{trunk.img_size[0]} x {trunk.img_size[1]} pixels: it must be at most {most:.3g}."
+                f"{trunk.img_size[0]} x {trunk.img_size[1]} pixels: it must be at most {most:g}."
             )
         if recipe.decoder_dim % 4 or recipe.decoder_dim % recipe.decoder_heads:
             raise PatchloomError(
@@ -131,13 +129,6 @@ class Mae(Method):
         return torch.stack([torch.from_numpy(patch_order(self.patches, seed)) for seed in seeds]).to(images.device)
 
     def collapse(self, numbers: Mapping[str, float], progress: Progress) -> str | None:
-        if not progress.step:
-            return None
-        if numbers["std"] < _SAME:
-            return (
-                f"The features of all images are the same (std {numbers['std']:.2g}). Either the images are, or the "
-                "learning rate is too high: look at `patchloom data show`, then set a smaller lr."
-            )
         error, plain = numbers["reconstruction"], numbers["reconstruction_by_mean"]
         if progress.step >= progress.steps / 2 and error > _NO_LEARNING * plain:
             return (
@@ -171,16 +162,9 @@ class Mae(Method):
 
 
 @torch.no_grad()
-def start_encoder(trunk: Any) -> None:
-    """Random weights as the authors start their encoder: Xavier in attention and FFN, and positions of sines and
-    cosines, which are trained here. Fixup and T-Fixup keep their own start."""
-    config = trunk.config
-    if getattr(config, "scale", "none") in ("fixup", "t-fixup"):
-        return
-    for layer in trunk.modules():
-        if isinstance(layer, Attention | FFN):
-            for linear in (child for child in layer.children() if isinstance(child, nn.Linear)):
-                nn.init.xavier_uniform_(linear.weight)
-    if trunk.positions is not None and config.dim % 4 == 0:
+def start_positions(trunk: Any) -> None:
+    """Sines and cosines as the positions of a network with random weights, and zeros for its prefix tokens, as the
+    authors' encoder has them. They are trained here."""
+    if trunk.positions is not None and trunk.config.dim % 4 == 0:
         trunk.positions[:, : trunk.position_prefix] = 0
-        trunk.positions[:, trunk.position_prefix :] = grid_sinusoids(config.grid, config.dim)
+        trunk.positions[:, trunk.position_prefix :] = grid_sinusoids(trunk.config.grid, trunk.config.dim)
