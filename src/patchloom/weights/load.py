@@ -28,6 +28,7 @@ from patchloom.weights.files import Checkpoint, read, unwrap
 from patchloom.weights.infer import check_described, infer_config
 from patchloom.weights.layouts import State, to_ours
 from patchloom.weights.matching import fit_sizes, match_tensors
+from patchloom.weights.pretrained import encoder_of
 from patchloom.weights.report import LoadReport
 from patchloom.weights.shape import shape_of
 
@@ -94,7 +95,8 @@ def load(
             f"{checkpoint.label} holds modules of the task {task!r}, not a network of patchloom: build them yourself, "
             "and read their tensors with safetensors.torch.load_file."
         )
-    layout, state, unused = to_ours(checkpoint.tensors, checkpoint.metadata.get("layout"))
+    encoder, ignored = _encoder_of(checkpoint)
+    layout, state, unused = to_ours(encoder, checkpoint.metadata.get("layout"))
     if "head.0.weight" in checkpoint.tensors and "config" not in checkpoint.metadata:  # official: one query per class
         hints = {"queries": "per_class", **hints}
     origin = _describe(checkpoint, state, img_size, source_size, hints)
@@ -103,9 +105,12 @@ def load(
         check_described(origin, state, checkpoint.label, strict)
     _assume_imagenet(checkpoint, state, origin)
     wanted = _wanted(origin, img_size, num_classes, in_chans)
+    if "config" not in checkpoint.metadata and wanted.headless:
+        checkpoint.notes.append("the file has no head, nor does the network: num_classes=... makes one")
     report = LoadReport(
         checkpoint.label, layout, wanted.name, checkpoint.metadata.get("weights"), unused=unused, notes=checkpoint.notes
     )
+    report.ignored = ignored
     # Shapes are compared on the meta device, so that nothing is allocated for weights that do not fit.
     shape = patch_network(shape_of(wanted, checkpoint.label))
     fit_sizes(state, origin, shape, report)
@@ -200,6 +205,12 @@ def _fetch(source: Source, img_size: Any) -> Checkpoint:
             f"published weights have a tag, as in deit_tiny.fb_in1k."
         )
     return read(Path(source))
+
+
+def _encoder_of(checkpoint: Checkpoint) -> tuple[State, dict[str, str]]:
+    """The tensors of the network, without those that only pre-training uses. Files of ours hold a network alone."""
+    ours = "config" in checkpoint.metadata or "layout" in checkpoint.metadata
+    return (dict(checkpoint.tensors), {}) if ours else encoder_of(checkpoint.tensors, checkpoint.label)
 
 
 def _describe(

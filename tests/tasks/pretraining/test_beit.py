@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pretraining_runs
 import pytest
 import torch
 from PIL import Image
@@ -29,6 +30,8 @@ from patchloom.tasks.pretraining.tokenizer import TOKENIZER, TokenizerTraining
 from patchloom.tasks.spec import Context, RunConfig
 from patchloom.training.loop import Loop
 from patchloom.training.processes import Processes
+
+make_folder, records = pretraining_runs.make_folder, pretraining_runs.records
 
 QUIET = Console(quiet=True)
 SETTINGS: dict[str, Any] = {

@@ -6,9 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pretraining_runs
 import pytest
 
 from patchloom.errors import PatchloomError
+
+flat, make_folder, pretrain = pretraining_runs.flat, pretraining_runs.make_folder, pretraining_runs.pretrain
 
 Pretrain = Callable[..., Path]
 Make = Callable[..., Path]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pretraining_runs
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -22,6 +23,13 @@ from patchloom.tasks.pretraining.plans import plan_pretraining
 from patchloom.tasks.registry import find_task
 from patchloom.tasks.spec import Context
 from patchloom.training.processes import Processes
+
+flat, labelled, pretrain, records = (
+    pretraining_runs.flat,
+    pretraining_runs.labelled,
+    pretraining_runs.pretrain,
+    pretraining_runs.records,
+)
 
 Records = Callable[[Path], list[dict[str, Any]]]
 

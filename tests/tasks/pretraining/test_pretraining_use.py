@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pretraining_runs
 import pytest
 import torch
 from PIL import Image
@@ -15,6 +16,8 @@ from safetensors.torch import load_file
 import patchloom
 from patchloom.console import Console
 from patchloom.errors import PatchloomError
+
+labelled, pretrain = pretraining_runs.labelled, pretraining_runs.pretrain
 
 QUIET: dict[str, Any] = {"device": "cpu", "console": Console(quiet=True)}
 SHORT: dict[str, Any] = {"epochs": 1, "batch_size": 8, "workers": 0, **QUIET}

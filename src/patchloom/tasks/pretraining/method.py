@@ -127,7 +127,13 @@ class Method:
         """Further curves of the report: title -> {name of a curve: key in log.jsonl}."""
         return {}
 
-    def export(self, folder: Path, network: Any, modules: nn.ModuleDict, described: dict[str, Any]) -> None:
+    def export(
+        self,
+        folder: Path,
+        network: Any,
+        modules: nn.ModuleDict,  # noqa: ARG002 - for subclasses
+        described: dict[str, Any],
+    ) -> None:
         """Write the files of the export, model.json last. `network` is the exported module, `modules` all of them,
         whole, on the CPU; `described` goes into model.json. The main process alone calls it."""
         export_network(folder, network, described)
