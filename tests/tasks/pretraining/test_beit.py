@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pretraining_runs
-import pretraining_runs
 import pytest
 import torch
 from PIL import Image
