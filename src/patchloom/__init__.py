@@ -33,6 +33,7 @@ _MODULES = {
     "load": "patchloom.weights.load",
     "parameter_roles": "patchloom.models.roles",
     "predict": "patchloom.tasks.kinds",
+    "pretrain": "patchloom.api",
     "save": "patchloom.weights.save",
     "train": "patchloom.api",
     "translate": "patchloom.api",
@@ -76,6 +77,7 @@ if TYPE_CHECKING:
     from patchloom.api import distill as distill
     from patchloom.api import finetune as finetune
     from patchloom.api import grafit as grafit
+    from patchloom.api import pretrain as pretrain
     from patchloom.api import train as train
     from patchloom.api import translate as translate
     from patchloom.errors import PatchloomError as PatchloomError

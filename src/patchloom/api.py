@@ -15,9 +15,11 @@ from patchloom.errors import PatchloomError
 from patchloom.recipes.recipe import Recipe
 from patchloom.runs.launch import launch
 from patchloom.runs.own import earlier_environment, has_checkpoint, run_task
+from patchloom.runs.sequence import launch as launch_one_or_two
 from patchloom.tasks.classification.config import DistillationConfig
 from patchloom.tasks.classification.plans import plan_distillation, plan_finetuning, plan_training
 from patchloom.tasks.own.plan import OwnRun, open_own, own_config
+from patchloom.tasks.pretraining.plans import plan_pretraining
 from patchloom.tasks.retrieval.plans import plan_grafit
 from patchloom.tasks.spec import Context
 from patchloom.tasks.translation.plans import plan_translation
@@ -273,3 +275,49 @@ def translate(
         changes, vocabulary = {**changes, "vocabulary": vocabulary}, None
     config = plan_translation(data, pair, model, recipe, vocabulary, changes, model_options)
     return launch(config, out, strict=strict, log=log, console=console, device=device, callbacks=callbacks)
+
+
+def pretrain(
+    data: Place,
+    *,
+    method: str,
+    model: Place,
+    out: Place,
+    recipe: str | Recipe | None = None,
+    tokenizer: Place | None = None,
+    labels: str | None = None,
+    mean: tuple[float, ...] | None = None,
+    std: tuple[float, ...] | None = None,
+    train_split: str | None = None,
+    test_split: str | None = None,
+    hold_out: float | str | None = None,
+    model_options: Mapping[str, Any] | None = None,
+    strict: bool = False,
+    log: str | None = None,
+    console: Console | None = None,
+    device: Device = "auto",
+    callbacks: Sequence[Callback] = (),
+    **changes: Any,
+) -> Run:
+    """Learn features from images without labels (DINO, BeiT, MAE). Labels, if there are any, are used to measure alone.
+
+    `patchloom.load(run.folder)` is the trunk without a head; `patchloom.finetune(run.folder, ...)` starts from it.
+
+    Args:
+        data: A folder of images, flat or nested, a CSV file or another source.
+        method: "dino", "beit" or "mae".
+        model: A name of `list_models(kind="image")` or "timm:NAME", with random weights; or weights to start from, a
+            run folder, a file or a published tag.
+        recipe: By default that of the method, in its small form for small images or few of them.
+        tokenizer: For "beit": a trained tokenizer, a run of "beit" or a file of it; by default one is trained on the
+            same images first, in the folder `tokenizer` of the run.
+        labels: The column to measure by, where the data has several.
+        changes: Fields of the recipe: epochs=100, local_crops=4, mask_ratio=0.6, probe_every=5, stem="hmlp", ...
+
+    The others are those of `train`.
+    """
+    config = plan_pretraining(
+        data, model, method, recipe, changes, model_options, tokenizer=tokenizer, labels=labels, mean=mean, std=std,
+        splits=Splits(train_split, test_split, hold_out),
+    )  # fmt: skip
+    return launch_one_or_two(config, out, strict=strict, log=log, console=console, device=device, callbacks=callbacks)

@@ -386,6 +386,21 @@ def test_a_network_of_half_precision_is_applied_on_the_device_as_on_the_cpu(
     assert here[0]["probability"] == pytest.approx(there[0]["probability"], abs=1e-5)
 
 
+def test_pretraining_agrees_with_the_cpu(on_loom: Callable[..., Any], data: Path, tmp_path: Path) -> None:
+    words = ["--method", "dino", "--model", "deit_nano", *SETTINGS, "local_crops=2", "prototypes=32", "probe_every=3"]
+    for device in (LOOM, "cpu"):
+        where = ["--device", device, "--out", tmp_path / device]
+        operators = on_loom(command, "pretrain", data, *words, *where)
+        assert (operators > 0) == (device == LOOM)
+    assert_near(weights(tmp_path / LOOM), weights(tmp_path / "cpu"), 1e-3)
+    cut = tmp_path / LOOM
+    max((cut / "checkpoints").glob("step-*")).unlink()  # as if it had been killed in the last epoch
+    before = weights(cut)
+    shutil.rmtree(cut / "export")
+    on_loom(command, "resume", cut, "--device", LOOM)
+    assert all(torch.equal(before[name], tensor) for name, tensor in weights(cut).items())
+
+
 def test_a_run_resumes_on_its_device_to_the_bit_and_on_another_closely(
     on_loom: Callable[..., Any], data: Path, tmp_path: Path
 ) -> None:

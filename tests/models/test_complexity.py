@@ -194,6 +194,12 @@ def test_larger_images_cost_what_a_network_for_them_costs() -> None:
 
 
 @pytest.mark.parametrize("name", ["deit_nano", "deit_tiny_distilled", "cait_nano", "resmlp_nano", "patchconvnet_nano"])
+def test_a_network_without_a_head_is_counted_without_one(name: str) -> None:
+    model = patchloom.create_model(name, head="none")
+    assert patchloom.complexity(model).params == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["deit_nano", "deit_tiny_distilled", "cait_nano", "resmlp_nano", "patchconvnet_nano"])
 def test_mlp_head_is_counted(name: str) -> None:
     linear, mlp = (patchloom.create_model(name, num_classes=7, head=head) for head in ("linear", "mlp"))
     assert patchloom.complexity(mlp).params == sum(p.numel() for p in mlp.parameters())

@@ -197,3 +197,48 @@ def test_a_fused_copy_takes_masks_kept_patches_and_sizes_but_has_no_blocks(name:
     assert_close(fused.features(x, mask=mask).tokens, model.features(x, mask=mask).tokens, 1e-5)
     with pytest.raises(PatchloomError, match="network that it was made from"):
         fused.features(x, blocks=[0])
+
+
+def _leak(stem: str, norm: str, training: bool, where: str) -> float:
+    """How far visible tokens of the stem move when the pixels of masked patches change."""
+    torch.manual_seed(2)
+    model = patchloom.create_model(
+        "deit_nano", img_size=32, patch_size=8, depth=2, stem=stem, stem_norm=norm, num_classes=2
+    )
+    for buffer in model.stem.buffers():  # statistics of BatchNorm that are not 0 and 1
+        buffer.add_(0.3)
+    model.train(training)
+    x, mask = torch.randn(4, 3, 32, 32), torch.rand(4, 16) < 0.4
+    pixels = mask.view(4, 1, 4, 4).repeat_interleave(8, 2).repeat_interleave(8, 3)
+    changed = torch.where(pixels, torch.randn_like(x), x)
+    with torch.no_grad():
+        if where == "stem":
+            found = [model.stem(images)[~mask] for images in (x, changed)]
+        else:
+            found = [model.features(images, mask=mask, mask_token=torch.ones(96)).tokens for images in (x, changed)]
+    return float((found[0] - found[1]).abs().max())
+
+
+@pytest.mark.parametrize("where", ["stem", "network"])
+@pytest.mark.parametrize(
+    ("stem", "norm", "training"),
+    [
+        ("linear", "batch", True),
+        ("hmlp", "batch", False),
+        ("hmlp", "layer", False),
+        ("hmlp", "layer", True),
+    ],
+)
+def test_masking_after_a_stem_without_overlap_equals_masking_before_it(
+    stem: str, norm: str, training: bool, where: str
+) -> None:
+    """ "Three things", section 5: nothing of a masked patch reaches the tokens of others."""
+    assert _leak(stem, norm, training, where) <= 1e-6
+
+
+@pytest.mark.parametrize("where", ["stem", "network"])
+@pytest.mark.parametrize(("stem", "norm", "training"), [("conv", "batch", False), ("hmlp", "batch", True)])
+def test_convolutions_that_overlap_and_statistics_of_a_batch_let_masked_patches_through(
+    stem: str, norm: str, training: bool, where: str
+) -> None:
+    assert _leak(stem, norm, training, where) > 1e-3

@@ -124,6 +124,41 @@ def test_losses_in_half_precision_are_summed_in_single(precision: str, tmp_path:
         assert sum(record["losses"].values()) == pytest.approx(record["train_loss"], rel=1e-6)
 
 
+def test_a_task_may_have_its_start_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Line, "evaluates_start", True)
+    noted = Noted()
+    whole = loop(tmp_path, (noted,))
+    norm = whole.task.modules["model"].weight.norm().item()
+    whole.fit()
+    first, second, *_ = noted.records
+    assert (first["step"], first["epoch"], first["norm"]) == (0, 0, norm)
+    assert {"lr", "train_loss", "losses"}.isdisjoint(first)
+    assert (second["step"], second["train_loss"] > 0) == (4, True)
+    state = whole.state()
+    resumed = loop(tmp_path / "again", epochs=6)
+    resumed.restore(state)
+    resumed.fit()
+    assert [record["step"] for record in Run(tmp_path / "again", {}).records()] == [24]
+
+
+def test_a_parameter_without_its_gradient_is_left_out_of_the_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def freeze(task: Line, step: int) -> None:
+        bias = task.modules["model"].bias
+        assert bias.grad is not None
+        if step < 8:
+            bias.grad = None
+
+    monkeypatch.setattr(Line, "after_backward", freeze)
+    frozen = loop(tmp_path)
+    bias = frozen.task.modules["model"].bias
+    start = bias.detach().clone()
+    for i, batch in enumerate(frozen.task.batches(0, 10)):
+        frozen.step(batch)
+        assert torch.equal(bias, start) == (i < 8)
+
+
 def test_sums_of_losses_survive_a_checkpoint(tmp_path: Path) -> None:
     """An interval that is cut in the middle logs the means of all its steps."""
     loop(tmp_path / "straight", eval_every="7").fit()

@@ -56,30 +56,29 @@ def _add_resume(commands: Any, shared: argparse.ArgumentParser, name: str, text:
 def run_command(command: Command, options: argparse.Namespace) -> None:
     """Plan a run, or a sequence of two, and launch it; with --plan only print the plan."""
     from patchloom.devices import choose_device
-    from patchloom.runs import sequence as two
-    from patchloom.runs.launch import launch
+    from patchloom.runs.sequence import launch
 
     choose_device(options.device)  # refused before anything is read
-    sequence, console = command.sequence(options), _console(options)
+    console = _console(options)
     config = command.plan(options)
     if options.plan:
-        _print_plan(options, config, sequence, console)
+        _print_plan(options, config, console)
         return
     common = {"strict": options.strict, "log": options.log, "console": console, "device": options.device}
     with _out(options) as out:
         if out != options.out:
             console.say(f"The run folder is {out}.")
-        run = two.launch(config, sequence, out, **common) if sequence else launch(config, out, **common)
+        run = launch(config, out, **common)
     _print_last(options, run, console)
 
 
-def _print_plan(options: argparse.Namespace, config: Any, sequence: Any, console: Any) -> None:
+def _print_plan(options: argparse.Namespace, config: Any, console: Any) -> None:
     from patchloom.runs.plan import measure_plan
     from patchloom.training.processes import leave_processes
 
     plans = [measure_plan(config, console, options.strict, options.device)]
-    if sequence:
-        plans.append(measure_plan(sequence.check(config), console, options.strict, options.device))
+    if config.then:
+        plans.append(measure_plan(config.then.check(config), console, options.strict, options.device))
     leave_processes()
     if options.json and is_main_process():
         # The fields of a single plan are at the top level for every plan, so that programs find them.

@@ -130,13 +130,18 @@ def _as_image(image: Drawn) -> Image.Image:
 
 
 def random_resized_crop(
-    image: Still, size: Size, draw: random.Random, resampling: Image.Resampling, least: float = 0.08
+    image: Still,
+    size: Size,
+    draw: random.Random,
+    resampling: Image.Resampling,
+    least: float = 0.08,
+    most: float = 1.0,
 ) -> Drawn:
-    """A crop of an area U(least, 1) and a log-uniform aspect 3/4 to 4/3, ten tries, then the centre; resized."""
+    """A crop of an area U(least, most) and a log-uniform aspect 3/4 to 4/3, ten tries, then the centre; resized."""
     width, height = _sides(image)
     for _ in range(10):
         # As in Inception: aspects are drawn in the logarithm, so that 3/4 and 4/3 are equally likely.
-        area = width * height * draw.uniform(least, 1)
+        area = width * height * draw.uniform(least, most)
         aspect = math.exp(draw.uniform(math.log(3 / 4), math.log(4 / 3)))
         w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
         if 0 < w <= width and 0 < h <= height:

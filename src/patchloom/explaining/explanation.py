@@ -21,6 +21,7 @@ from patchloom.errors import PatchloomError, did_you_mean
 from patchloom.explaining.baselines import network_input
 from patchloom.explaining.faithfulness import faithfulness as judge
 from patchloom.explaining.figures import SHOWN
+from patchloom.explaining.likeness import likeness_network
 from patchloom.explaining.maps import (
     Outputs,
     check_maps,
@@ -97,7 +98,7 @@ def explain(
     seed: int = 0,
     device: Device = "auto",
 ) -> Explanation:
-    """Explain the prediction of a model for one image.
+    """Explain the prediction of a model for one image; of a network without a head, what its embedding rests on.
 
     Args:
         model: A network, or anything that `load` accepts.
@@ -138,6 +139,8 @@ def _explain(
 ) -> Explanation:
     picture = _crop(network, image)
     x = network_input(network, picture)
+    if network.config.headless:
+        network = likeness_network(network, x)
     logits, attention = forward_with_attention(network, x)
     if not logits.isfinite().all():
         raise PatchloomError(f"The output of {network.config.name} for this image is NaN: its weights are damaged.")

@@ -81,6 +81,10 @@ class RunSplit:
         known = self.train is not None and all(source.splits.get(name) for name in self.train.split("+"))
         return self.train if known else None
 
+    def fitted(self, source: Source) -> str:
+        """The split to fit a probe to, for `choose_items`: what the run trained on, without what it held out."""
+        return "train" if self.held_out is not None else self.trained(source) or "train"
+
 
 def choose_items(source: Source, split: str | None, run: RunSplit | None = None) -> tuple[list[Item], str]:
     """The images of a split, by default those that the run, or training, holds out, and how they are called."""
@@ -95,7 +99,7 @@ def choose_items(source: Source, split: str | None, run: RunSplit | None = None)
     own = [name for name in ("val", "test") if source.splits.get(name)]
     if split is None and own and held_out is None:
         return source.splits[own[0]], f"the split {own[0]}"
-    if split is None or (split in ("train", "val") and not own):
+    if split is None or (split in ("train", "val") and (not own or held_out is not None)):
         return _chosen_by_training(source, split, run)
     return join_splits(source, split_names(source, split)), f"the split {split}"
 

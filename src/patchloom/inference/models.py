@@ -68,6 +68,15 @@ def check_images(network: Any, source: object) -> None:
         raise PatchloomError(f"{source} is a network of {network.config.kind}, and this command needs one of images.")
 
 
+def check_head(network: Any, source: object) -> None:
+    """Raise PatchloomError for a network without a head; `source` is where it came from."""
+    if getattr(network.config, "headless", False):
+        raise PatchloomError(
+            f"{source} is a network without a head: it has features, but no classes. `patchloom finetune` trains a "
+            "classifier from it, `patchloom evaluate --probe knn` measures its features."
+        )
+
+
 def weights_of(network: Any) -> str | None:
     """Which weights a network has: "raw" or "averaged" if they come from a run that says so, else None."""
     return getattr(getattr(network, "load_report", None), "weights", None)

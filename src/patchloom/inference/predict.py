@@ -20,7 +20,7 @@ from patchloom.data.images import NOTE, as_picture, crop, to_input
 from patchloom.data.scan import reason_of
 from patchloom.devices import Device, device_of
 from patchloom.errors import PatchloomError
-from patchloom.inference.models import Model, open_fused
+from patchloom.inference.models import Model, check_head, open_fused
 from patchloom.models.class_names import names_or_indices
 from patchloom.models.network import Network
 
@@ -48,6 +48,7 @@ def predict(
         raise PatchloomError(f"top must be a whole number of at least 1, not {top!r}.")
     check_batch(batch)
     network = open_fused(model, base=base, device=device)
+    check_head(network, model if isinstance(model, str | PathLike) else network.config.name)
     waiting, rows = expand_all(images), list[dict[str, Any]]()
     # At most `batch` images are open at a time, however many files a folder has.
     while some := list(islice(waiting, batch)):

@@ -19,6 +19,7 @@ from patchloom.inference.neighbours import knn_probabilities, normalise
 PROBES = ("linear", "knn")
 NEIGHBOURS = 10
 TEMPERATURE = 0.07
+_NEVER = -1e4  # the logit of a class that no training image has
 _STRENGTHS = (0.01, 0.1, 1.0)  # of the logistic regression: the inverse of its decay
 
 
@@ -60,7 +61,7 @@ def probe(
         console.say(text)
     preprocessing, kept = test_preprocessing(network, crop_ratio), held_out_by(model, data)
     source, held_out = open_items(data, labels, split, kept, console=console)
-    fitted = (kept.trained(source) if split is None and kept is not None else None) or "train"
+    fitted = kept.fitted(source) if split is None and kept is not None else "train"
     _, train = open_items(source, labels, fitted, kept)
     y, truth = (np.asarray([item.label for item in items]) for items in (train, held_out))
     if kind == "knn" and k > len(y):
@@ -95,6 +96,15 @@ def _check_kind(kind: str, k: int | None, temperature: float | None) -> None:
 
 def linear_probabilities(x: np.ndarray, y: np.ndarray, z: np.ndarray, classes: int) -> np.ndarray:
     """(N, classes): probabilities of a logistic regression."""
+    fitted = fit_linear(x, y)
+    probabilities = np.zeros((len(z), classes))
+    # The training images may lack classes: those keep probability 0.
+    probabilities[:, fitted.classes_] = fitted.predict_proba(z)
+    return probabilities
+
+
+def fit_linear(x: np.ndarray, y: np.ndarray) -> Any:
+    """A logistic regression on standardised embeddings (N, D) with labels (N,); its decay is chosen on a fifth."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
@@ -108,15 +118,26 @@ def linear_probabilities(x: np.ndarray, y: np.ndarray, z: np.ndarray, classes: i
     left_out, rest = slice(0, fifth), slice(fifth, None)
     if not fifth or len(set(y[rest])) < 2:
         raise PatchloomError(
-            f"--probe linear needs more than these {len(x)} training images, of at least two classes: its decay is "
+            f"A linear probe needs more than these {len(x)} training images, of at least two classes: its decay is "
             f"chosen on a fifth of them. --probe knn works with few images."
         )
     best = max(_STRENGTHS, key=lambda strength: fit(strength, rest).score(x[left_out], y[left_out]))
-    fitted = fit(best, slice(None))
-    probabilities = np.zeros((len(z), classes))
-    # The training images may lack classes: those keep probability 0.
-    probabilities[:, fitted.classes_] = fitted.predict_proba(z)
-    return probabilities
+    return fit(best, slice(None))
+
+
+def linear_head(x: np.ndarray, y: np.ndarray, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `fit_linear` finds as the weight (classes, D) and bias (classes,) of one layer of the embeddings as they
+    are. Classes without training images get a bias that nothing outweighs."""
+    fitted = fit_linear(x, y)
+    scaler, regression = fitted[0], fitted[-1]
+    rows, shifts = regression.coef_, regression.intercept_
+    if len(rows) == 1:  # of two classes the regression has one row, the log-odds of the second
+        rows, shifts = np.concatenate([0 * rows, rows]), np.concatenate([0 * shifts, shifts])
+    weight, bias = np.zeros((classes, x.shape[1])), np.full(classes, _NEVER)
+    # (x - mean) / scale is part of the layer.
+    weight[fitted.classes_] = rows / scaler.scale_
+    bias[fitted.classes_] = shifts - (rows / scaler.scale_) @ scaler.mean_
+    return torch.from_numpy(weight).float(), torch.from_numpy(bias).float()
 
 
 def _knn(

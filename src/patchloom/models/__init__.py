@@ -5,4 +5,4 @@ May import kernels, layers and compat. Everything from weights upwards may impor
 """
 
 from patchloom.models import deit, deit3, parallel, cait, resmlp, patchconvnet, convnet, foreign, nano  # noqa: F401, I001
-from patchloom.models import embedding, translation  # noqa: F401
+from patchloom.models import embedding, tokenizer, translation  # noqa: F401

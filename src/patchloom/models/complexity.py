@@ -124,7 +124,7 @@ def _foreign(config: ForeignConfig) -> Complexity:
 
 
 def _embedding(config: EmbeddingConfig) -> Complexity:
-    heads = 1 + getattr(config.trunk, "distilled", False)
+    heads = 0 if config.trunk.headless else 1 + getattr(config.trunk, "distilled", False)
     total = complexity(config.trunk) + (-heads) * linear(config.trunk_dim, config.trunk.num_classes)
     if config.projector == "fc":
         total += linear(config.trunk_dim, config.dim)
@@ -146,7 +146,9 @@ def _pooled_head(config: PoolConfig) -> Complexity:
 
 
 def _head(config: PatchConfig) -> Complexity:
-    """One Linear (or one vector per class, which costs the same), or the MLP: linear, BatchNorm, ReLU, linear."""
+    """One Linear, one vector per class (at the same cost), an MLP with BatchNorm, or nothing."""
+    if config.headless:
+        return Complexity()
     dim = config.dim
     hidden = linear(dim, dim) + vector(2 * dim) if config.head == "mlp" else Complexity()
     return hidden + linear(dim, config.num_classes)

@@ -77,6 +77,19 @@ class Config(BaseConfig):
             size = " x ".join(map(str, self.img_size))
             raise PatchloomError(f"The img_size of {self.name} is at most {_LONGEST_SIDE}, not {size}.")
 
+    @property
+    def headless(self) -> bool:
+        """Whether the network ends with the vector before a head."""
+        return self.num_classes == 0
+
+    def without_head(self) -> Self:
+        """The same network without a head."""
+        return self.replace(num_classes=0)
+
+    def with_head(self) -> Self:
+        """The same network, with a linear head where it has none."""
+        return self.replace(num_classes=1) if self.headless else self
+
 
 @dataclass(frozen=True, kw_only=True)
 class PatchConfig(Config):
@@ -86,7 +99,8 @@ class PatchConfig(Config):
     dim: int = 384
     depth: int = 12
     drop_path: float = 0.0
-    head: Literal["linear", "mlp"] = "linear"  # mlp: linear, BatchNorm, ReLU, linear (Grafit's transfer experiments)
+    # mlp: linear, BatchNorm, ReLU, linear (Grafit's transfer experiments); none: `forward` gives what `embed` does
+    head: Literal["linear", "mlp", "none"] = "linear"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -97,6 +111,16 @@ class PatchConfig(Config):
                 f"{_WIDEST_FFN}."
             )
         check_divisible(self.img_size, self.patch_size, f"An image size of {self.name}")
+
+    @property
+    def headless(self) -> bool:
+        return self.head == "none"
+
+    def without_head(self) -> Self:
+        return self.replace(head="none", num_classes=1)
+
+    def with_head(self) -> Self:
+        return self.replace(head="linear") if self.headless else self
 
     @property
     def grid(self) -> tuple[int, int]:

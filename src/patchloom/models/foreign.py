@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -62,6 +62,7 @@ class ForeignConfig(Config):
 
     name: str = "timm:resnet50"
     family: str = "timm"
+    num_classes: int = field(default=1000, metadata={"least": 0})  # 0: no classifier
     drop_path: float = 0.0
     dropout: float = 0.0
     options: tuple[tuple[str, Any], ...] = ()

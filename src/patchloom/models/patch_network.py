@@ -98,7 +98,8 @@ class PatchNetwork(Network):
     # What users call
 
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """Logits (B, classes). A distilled network gives (class, distillation) in training, their mean in eval."""
+        """Logits (B, classes); without a head what `embed` gives. A distilled network gives (class, distillation) in
+        training, their mean in eval."""
         return self.classify(self._read(images))
 
     def _features(self, images: Tensor, blocks: Sequence[int] | None, visible: Visible) -> Features | list[Features]:
@@ -116,13 +117,14 @@ class PatchNetwork(Network):
         return self._read(images).mean(dim=1)
 
     def reset_head(self, num_classes: int) -> None:
-        """A head with random weights for other classes; with one query per class, random queries too."""
-        self.config = self.config.replace(num_classes=num_classes)
+        """A head with random weights for other classes; with one query per class, random queries too. A network
+        without a head gets a linear one."""
+        self.config = self.config.with_head().replace(num_classes=num_classes)
         self.class_names = None
         if self.per_class and self.class_token is not None:
             self.class_token = nn.Parameter(self.class_token.new_empty(1, num_classes, self.config.dim))
             trunc_normal(self.class_token)
-        old = next(self.head.parameters())  # for its device and type
+        old = next(self.parameters())  # for its device and type
         self._make_heads(num_classes)
         for head in self.output_heads:
             head.apply(init_module)
@@ -220,6 +222,8 @@ class PatchNetwork(Network):
         return (logits[0], logits[1]) if self.training else (logits[0] + logits[1]) / 2
 
     def _head_logits(self, read: Tensor) -> tuple[Tensor, ...]:
+        if self.config.head == "none":
+            return (read.mean(dim=1),)
         if self.per_class:
             return (self.head(read),)
         logits = self.head(read[:, 0])
@@ -300,8 +304,12 @@ class PatchNetwork(Network):
             raise PatchloomError(
                 f"{self.config.name} with one query per class has one vector per class as its head, not an MLP."
             )
+        if self.config.head == "none":
+            self.head: nn.Module = nn.Identity()
+            self.head_distill = None
+            return
         kind = PerClassHead if self.per_class else MLPHead if self.config.head == "mlp" else nn.Linear
-        self.head: nn.Module = kind(self.config.dim, num_classes)
+        self.head = kind(self.config.dim, num_classes)
         self.head_distill = None if self.distill_token is None else kind(self.config.dim, num_classes)
 
     def init_weights(self) -> None:

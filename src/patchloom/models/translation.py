@@ -30,6 +30,7 @@ from patchloom.errors import PatchloomError
 from patchloom.layers.ffn import FFN
 from patchloom.layers.inplace import drop
 from patchloom.layers.norms import make_norm
+from patchloom.layers.positions import sinusoids
 from patchloom.layers.residual import Branch, Residual
 from patchloom.layers.scales import LayerScale
 from patchloom.layers.sequence import CrossAttention, SequenceAttention, SequenceLinear, StepCache
@@ -284,13 +285,6 @@ class TranslationNetwork(nn.Module):
                 nn.init.xavier_uniform_(module.weight)
                 nn.init.zeros_(module.bias)
         nn.init.normal_(self.embedding.weight, std=self.config.dim**-0.5)
-
-
-def sinusoids(length: int, dim: int) -> Tensor:
-    """Positions (length, dim) as sines and cosines of geometrically spaced frequencies (Vaswani et al., 3.5)."""
-    frequencies = torch.exp(torch.arange(0, dim, 2) * (-math.log(10000.0) / dim))
-    angles = torch.arange(length)[:, None] * frequencies
-    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
 
 
 def _at_least_one(mask: Tensor) -> Tensor:

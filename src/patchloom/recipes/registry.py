@@ -8,6 +8,7 @@ from functools import partial
 from patchloom.errors import PatchloomError, did_you_mean
 from patchloom.models.config import Config, PatchConfig
 from patchloom.models.convnet import ConvNetConfig
+from patchloom.recipes.beit import BEIT_FINETUNE_SMALL, BEIT_SMALL, beit, beit_finetune
 from patchloom.recipes.cait import cait, depth_study
 from patchloom.recipes.cited import Cited
 from patchloom.recipes.deit import DEIT, DEIT_CIFAR10, VIT_AUGREG, VIT_ORIGINAL
@@ -20,7 +21,9 @@ from patchloom.recipes.deit3 import (
     longer_1k,
     longer_21k,
 )
+from patchloom.recipes.dino import DINO, DINO_SMALL
 from patchloom.recipes.grafit import GRAFIT_RECIPES, GRAFIT_SMALL
+from patchloom.recipes.mae import MAE, MAE_FINETUNE_SMALL, MAE_SMALL, mae_finetune
 from patchloom.recipes.options import Options
 from patchloom.recipes.patchconvnet import (
     patchconvnet,
@@ -92,11 +95,19 @@ _RECIPES: dict[str, Callable[[PatchConfig | None], Recipe]] = {
     "grafit_transfer": lambda _: GRAFIT_TRANSFER,
     "grafit_transfer_cutmix": lambda _: GRAFIT_TRANSFER_CUTMIX,
     **{name: partial(_always, recipe) for name, recipe in GRAFIT_RECIPES.items()},
+    "dino": lambda _: DINO,
+    "beit": beit,
+    "beit_finetune": beit_finetune,
+    "mae": lambda _: MAE,
+    "mae_finetune": mae_finetune,
     "resmlp_mt": lambda _: RESMLP_MT,
     "transformer_mt": lambda _: TRANSFORMER_MT,
 }
 # small forms that have rules of their own
-_SMALL = {**GRAFIT_SMALL, **{recipe.name: recipe for recipe in (RESMLP_MT_SMALL, TRANSFORMER_MT_SMALL)}}
+_OWN_SMALL = (
+    DINO_SMALL, BEIT_SMALL, BEIT_FINETUNE_SMALL, MAE_SMALL, MAE_FINETUNE_SMALL, RESMLP_MT_SMALL, TRANSFORMER_MT_SMALL,
+)  # fmt: skip
+_SMALL = {**GRAFIT_SMALL, **{recipe.name: recipe for recipe in _OWN_SMALL}}
 # rules of papers for other numbers of epochs, batch sizes or resolutions; @small forms have none
 _ON_CHANGE: dict[str, Callable[[Recipe, PatchConfig | None], dict[str, Cited]]] = {
     "deit3_1k": longer_1k,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from os import PathLike
 from pathlib import Path
@@ -40,6 +40,7 @@ def launch(
     device: Device = "auto",
     callbacks: Sequence[Callback] = (),
     second_stage: bool = False,
+    begin: Callable[[], None] | None = None,
 ) -> Run:
     """Begin a run in the folder `out`, and train to its end.
 
@@ -49,6 +50,7 @@ def launch(
         log: "wandb" for a copy of the log there.
         callbacks: called after steps and evaluations, in the main process.
         second_stage: the folder holds the first run of a sequence, whose second one this is.
+        begin: called in the main process when nothing can be refused any more, before anything is written.
 
     Raises:
         PatchloomError: the folder is taken, or the task refuses its data or settings.
@@ -69,13 +71,13 @@ def launch(
     config.opened.clear()
     settings = settings_of(RunConfig(config.spec, task.config, config.recipe))  # with what the data decided
     run = Run(Path(out), {**settings, "log": log})
-    return start_task(run, Loop(task, config.recipe, run, processes, console, callbacks), second_stage)
+    return start_task(run, Loop(task, config.recipe, run, processes, console, callbacks), second_stage, begin)
 
 
-def start_task(run: Run, loop: Loop, second_stage: bool = False) -> Run:
+def start_task(run: Run, loop: Loop, second_stage: bool = False, begin: Callable[[], None] | None = None) -> Run:
     """Begin the folder of a run and train. The loop exists before anything is written: it refuses what cannot be."""
     processes = loop.processes
-    with processes.notice_loss(run.continuation), _held(run, processes):
+    with processes.notice_loss(run.continuation), _held(run, processes, begin):
         if processes.is_main_process:
             check_free(run.folder, second_stage)  # again: another process may have begun a run here since
             metric = loop.task.metric and dataclasses.asdict(loop.task.metric)
@@ -132,12 +134,14 @@ def continue_task(run: Run, loop: Loop, settings: Mapping[str, Any], extended: b
 
 
 @contextmanager
-def _held(run: Run, processes: Processes) -> Iterator[None]:
-    """The lock of the run folder, which the main process takes; if it cannot, all raise its error."""
+def _held(run: Run, processes: Processes, begin: Callable[[], None] | None = None) -> Iterator[None]:
+    """The lock of the run folder, which the main process takes after `begin`; if it cannot, all raise its error."""
     with ExitStack() as stack:
         problem = None
         if processes.is_main_process:
             try:
+                if begin is not None:
+                    begin()
                 stack.enter_context(run.locked())
             except PatchloomError as error:
                 problem = error

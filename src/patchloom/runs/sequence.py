@@ -1,10 +1,12 @@
-"""Two runs in sequence: the second starts from the weights of the first (train low, finish high: FixRes, thesis 6.3.1).
+"""Launch and resume what a config describes: one run, or two in sequence, where the second starts from what the first
+has exported (train low, finish high: FixRes, thesis 6.3.1; a tokenizer, then BeiT).
 
-RUN/stages.json holds the configs of both, RUN/low is the first run, RUN itself the second.
+Of two, RUN/stages.json holds the configs, RUN/FOLDER is the first run (`RunSequence.folder`), RUN the second.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from os import PathLike
 from pathlib import Path
 from shlex import quote
@@ -18,45 +20,44 @@ from patchloom.runs import launch as single
 from patchloom.runs.config import config_from_settings, settings_of
 from patchloom.tasks.spec import RunConfig, RunSequence
 from patchloom.temporary import write_json
+from patchloom.training.callbacks import Callback
 from patchloom.training.processes import join_processes, restarted
 from patchloom.training.run import Run
 
-_FIRST = "low"
-
 
 def launch(
-    first: RunConfig,
-    sequence: RunSequence,
+    config: RunConfig,
     out: str | PathLike[str],
     *,
     strict: bool = False,
     log: str | None = None,
     console: Console | None = None,
     device: Device = "auto",
+    callbacks: Sequence[Callback] = (),
 ) -> Run:
-    """Both runs, one after the other.
+    """The run of a config, or its two runs, one after the other; the arguments are those of `runs.launch.launch`.
 
-    stages.json is written first, so that a kill at any moment can be resumed, by either stage.
+    Of two, stages.json is written first, so that a kill at any moment can be resumed, by either stage. Callbacks see
+    the second one.
     """
-    folder = Path(out)
+    common: dict[str, Any] = {"strict": strict, "log": log, "device": device}
+    if config.then is None:
+        return single.launch(config, out, console=console, callbacks=callbacks, **common)
+    folder, sequence = Path(out), config.then
     processes = join_processes(device)
     if restarted(processes) and processes.gather((folder / single.STAGES).exists())[0]:
-        first.opened.clear()
-        return resume(folder, console, device=device)
+        config.opened.clear()
+        return resume(folder, console, device=device, callbacks=callbacks)
     single.check_free(out)
-    sequence.check(first)
-    processes.wait()  # until all have looked: the main process writes to the folder now
-    if processes.is_main_process:
-        request = {"low": settings_of(first), "finish": sequence.to_json(), "strict": strict, "log": log}
+    sequence.check(config)
+    processes.wait()  # until all have looked: the main process writes to the folder later
+    request = {"low": settings_of(config), "finish": sequence.to_json(), "strict": strict, "log": log}
+
+    def begin() -> None:
         with Run(folder, request).locked():
             _begin(folder, request)
-    processes.wait()
-    try:
-        return _continue(folder, first, sequence, console, {"strict": strict, "log": log, "device": device})
-    except PatchloomError:
-        if not (folder / _FIRST / "recipe.yaml").exists():  # refused before it began: the folder stays free
-            (folder / single.STAGES).unlink(missing_ok=True)
-        raise
+
+    return _continue(folder, config, sequence, console, {**common, "callbacks": callbacks}, begin)
 
 
 def _begin(folder: Path, request: dict[str, Any]) -> None:
@@ -67,7 +68,11 @@ def _begin(folder: Path, request: dict[str, Any]) -> None:
 
 
 def resume(
-    folder: str | PathLike[str], console: Console | None = None, more_epochs: int = 0, device: Device = "auto"
+    folder: str | PathLike[str],
+    console: Console | None = None,
+    more_epochs: int = 0,
+    device: Device = "auto",
+    callbacks: Sequence[Callback] = (),
 ) -> Run:
     """Continue one run, or two in sequence; `more_epochs` are added to the last one.
 
@@ -76,26 +81,32 @@ def resume(
     place, console = Path(folder), console or Console()
     # recipe.yaml in RUN itself means that the second run has begun.
     if not (place / single.STAGES).exists() or (place / "recipe.yaml").exists():
-        return single.resume(place, console, more_epochs, device)
+        return single.resume(place, console, more_epochs, device, callbacks)
     if more_epochs:
         raise PatchloomError(f"{place} is in its first stage: `patchloom resume {quote(str(place))}` first.")
     first, sequence, options = _read(place / single.STAGES)
-    return _continue(place, first, sequence, console, {**options, "device": device})
+    return _continue(place, first, sequence, console, {**options, "device": device, "callbacks": callbacks})
 
 
 def _continue(
-    place: Path, first: RunConfig, sequence: RunSequence, console: Console | None, options: dict[str, Any]
+    place: Path,
+    first: RunConfig,
+    sequence: RunSequence,
+    console: Console | None,
+    options: dict[str, Any],
+    begin: Callable[[], None] | None = None,
 ) -> Run:
-    """The first run, unless it is finished, and the second; `options` are those of `launch`."""
-    console = console or Console()
-    options |= {"console": console}
-    console.say(f"Stage 1 of 2, in {place / _FIRST}.")
-    if not (place / _FIRST / "recipe.yaml").exists():
-        single.launch(first, place / _FIRST, **options)
-    elif not (place / _FIRST / "export" / "model.json").exists():  # written last
-        single.resume(place / _FIRST, console, device=options["device"])
+    """The first run, unless it is finished, and the second; `options` are those of `launch`. `begin` is called before
+    the first file is written."""
+    console, earlier = console or Console(), place / sequence.folder
+    console.say(f"Stage 1 of 2, in {earlier}.")
+    if not (earlier / "recipe.yaml").exists():
+        single.launch(first, earlier, begin=begin, console=console, **{**options, "callbacks": ()})
+    elif not (earlier / "export" / "model.json").exists():  # written last
+        single.resume(earlier, console, device=options["device"])
     console.say(f"Stage 2 of 2, {sequence.describe()}.")
-    return single.launch(sequence.second(first, place / _FIRST), place, second_stage=True, **options)
+    second = sequence.second(first, earlier)
+    return single.launch(second, place, second_stage=True, console=console, **options)
 
 
 def _read(path: Path) -> tuple[RunConfig, RunSequence, dict[str, Any]]:

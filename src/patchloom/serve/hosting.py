@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from patchloom import __version__
 from patchloom.devices import Device
 from patchloom.errors import PatchloomError, did_you_mean
-from patchloom.inference.models import open_model
+from patchloom.inference.models import check_head, open_model
 from patchloom.models.fused import fuse
 from patchloom.models.network import Network
 from patchloom.serve.indexes import HostedIndex
@@ -99,6 +99,7 @@ class Hosting:
         models: dict[str, HostedModel] = {}
         for name, source in named(self.sources).items():
             network = base if base is not None and source == self.base else _open(source, base, self.device)
+            check_head(network, source)
             if network.config.in_chans != 3:
                 raise PatchloomError(f"{source} expects {network.config.in_chans} channels, but photos have 3.")
             models[name] = HostedModel(name, network, shared=base is not None, int8=self.int8)

@@ -23,7 +23,7 @@ class Command:
     """A command that starts runs: its arguments, and the run config that it makes of them. One of them is `data`, after
     which the default run folder is named.
 
-    `options.settings` has the key=value words of the command line; `sequence` and `plan` take theirs out of it.
+    `options.settings` has the key=value words of the command line.
     """
 
     name: str
@@ -33,7 +33,6 @@ class Command:
     examples: tuple[str, ...]
     add_arguments: Callable[[argparse.ArgumentParser], None]
     plan: Callable[[argparse.Namespace], Any]  # a RunConfig
-    sequence: Callable[[argparse.Namespace], Any] = lambda _: None  # a RunSequence, where a second run follows
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from patchloom.console import Console
 from patchloom.recipes.options import Options
@@ -36,13 +36,14 @@ class TaskConfig(Protocol):
 @dataclass(frozen=True)
 class RunConfig:
     """All that decides a run: the kind of learning with its config, and the recipe. `notes` are printed once; `opened`
-    spares `open` what the plan has opened already, and decides nothing."""
+    spares `open` what the plan has opened already, and decides nothing. `then` is a second run that follows."""
 
     spec: TaskSpec
     task: Any  # a TaskConfig of the spec's own type
     recipe: Recipe
     notes: tuple[str, ...] = ()
     opened: Opened = field(default_factory=Opened, compare=False, repr=False)
+    then: RunSequence | None = None
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ class Context:
 
 class RunSequence(Protocol):
     """Two runs, one after the other: `second` depends on the weights of the first."""
+
+    folder: ClassVar[str]  # of the first run, inside that of the second
 
     def check(self, first: RunConfig) -> RunConfig:
         """The config of the second run before its weights exist; raises PatchloomError if it cannot be built."""

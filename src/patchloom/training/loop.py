@@ -169,6 +169,8 @@ class Loop:
         if warning := warmup_warning(self.recipe, self.total):
             self.console.say(warning)
         self.train_mode()
+        if self.task.evaluates_start and self.counters.step == 0:
+            self._evaluate_and_log()
         if self._evaluation_is_due():  # the run was interrupted during evaluation: evaluate again before training on
             self.save(self._evaluate_and_log())
         for batch in self._batches():
@@ -276,7 +278,7 @@ class Loop:
                 f"The loss is not finite ({loss}) at step {step}, learning rate {rate:.3g}. Start a new run with a "
                 f"smaller lr, more warmup_epochs, clip_grad=1, or precision=float32."
             )
-        self._update_weights()
+        self._update_weights(step)
         self.counters.count(losses, loss, weight)
         self.progress.count(global_weight)
         # DDP does not share buffers here (see `data_parallel`): each process has the statistics of its own images.
@@ -299,10 +301,11 @@ class Loop:
                 group["weight_decay"] = weight_decay(self.recipe, step, self.total)
         return rate
 
-    def _update_weights(self) -> None:
+    def _update_weights(self, step: int) -> None:
         """Clip the gradients and take a step of the optimizer."""
         # The limit of clipping is in true units, so the factor of the loss scaling is taken out first.
         self.scaler.unscale_(self.optimizer)
+        self.task.after_backward(step)
         if self.recipe.clip_grad and self.recipe.optimizer != "lamb":  # LAMB clips by itself
             nn.utils.clip_grad_norm_(self._modules(self.task.trained).parameters(), self.recipe.clip_grad)
         self.scaler.step(self.optimizer)
@@ -350,12 +353,13 @@ class Loop:
             "event": "epoch",
             "epoch": int(epochs) if epochs.is_integer() else round(epochs, 4),
             "step": counters.step,
-            # The counter already points at the next update; this is the rate of the last one.
-            "lr": learning_rate(self.recipe, counters.step - 1, per_epoch),
-            "train_loss": loss_sum / weight,
-            "losses": {name: value / weight for name, value in losses.items()},
-            **self._evaluate(self.modules),
         }
+        if counters.step:
+            # The counter already points at the next update; this is the rate of the last one.
+            record["lr"] = learning_rate(self.recipe, counters.step - 1, per_epoch)
+            record["train_loss"] = loss_sum / weight
+            record["losses"] = {name: value / weight for name, value in losses.items()}
+        record |= self._evaluate(self.modules)
         if self.average:
             record |= {f"ema_{name}": value for name, value in self._evaluate(self.result_modules()).items()}
         bad = [name for name, value in record.items() if isinstance(value, float) and not math.isfinite(value)]

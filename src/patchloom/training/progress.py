@@ -48,6 +48,8 @@ class Progress:
         done = f"epoch {record['epoch']:>3}/{self.recipe.epochs}"
         if self.recipe.steps is not None:
             done = f"step {record['step']}/{self.total}"
+        if not record["step"]:  # the evaluation before the first step
+            return "  ".join([done, *shown, "before training"])
         rate = f"{self.speed():.0f} {self.task.unit}/s"
         return f"{done}  {'  '.join(shown)}  lr {record['lr']:.2e}  {rate}  {self.left(record['step'])}"
 

@@ -29,7 +29,7 @@ def shard_module(module: nn.Module, processes: Processes) -> None:
     fully_shard(module, mesh=mesh, reshard_after_forward=True)  # an evaluation leaves nothing gathered
     # FSDP gathers parameters in hooks around `forward`. Other entry points compute with the sharded parts, and fail,
     # unless they are registered.
-    for method in ("features", "embed"):
+    for method in ("features", "embed", "encode", "decode"):
         if hasattr(module, method):
             register_fsdp_forward_method(module, method)
 

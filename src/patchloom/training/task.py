@@ -59,6 +59,7 @@ class Task:
     steps_per_epoch: int
     metric: Metric | None = None  # of `evaluate`: decides which checkpoint is the best; None: the newest
     unit = "images"  # what `weight` counts
+    evaluates_start = False  # whether the log begins with an evaluation before the first step
 
     @property
     def trained(self) -> Collection[str]:
@@ -113,6 +114,10 @@ class Task:
         It must not change the task: a step may be given up after it (a loss that is not finite, a signal). Targets and
         memories change in `after_step`."""
         raise NotImplementedError
+
+    def after_backward(self, step: int) -> None:
+        """Before update `step` (from 0 on), with its gradients complete, before they are clipped: a parameter whose
+        gradient is taken away (None) is left out of the update."""
 
     def after_step(self, step: int) -> None:
         """After update `step` (from 1 on): target networks, memories."""

@@ -38,7 +38,8 @@ _UNPACKED_ALLOWANCE = 64 << 20  # bytes that any file may unpack to, whatever it
 _ALLOCATING = b"bytearray"
 # names of training checkpoints; other files in the folder are not ours
 _CHECKPOINT_NAME = re.compile(rf"step-\d+\+*(\.safetensors|{re.escape(shards.SUFFIX)})")
-_WRAPPERS = ("model", "state_dict")  # keys under which training scripts save the weights
+# keys under which training scripts save the weights; DINO saves two networks, of which the teacher is evaluated
+_WRAPPERS = ("model", "state_dict", "teacher", "student")
 
 
 @dataclass
@@ -137,7 +138,8 @@ def unwrap(content: Any, label: str) -> dict[str, Tensor]:
 
     Raises PatchloomError if there is none, or a tensor is sparse, quantised or without values.
     """
-    # {"model": {...}} in the official repositories, {"state_dict": {...}} in timm's and Lightning's.
+    # {"model": {...}} in the official repositories, {"state_dict": {...}} in timm's and Lightning's,
+    # {"student": {...}, "teacher": {...}} in DINO's.
     for key in _WRAPPERS:
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]

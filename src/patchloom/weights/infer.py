@@ -15,7 +15,7 @@ from patchloom.weights.options import Parts, find_reader
 
 # options that tensors do not tell, or that do not make it another model
 _IGNORED = {
-    *("name", "family", "num_classes", "img_size", "in_chans"),
+    *("name", "family", "num_classes", "img_size", "in_chans", "head"),
     *("drop_path", "drop_path_decay", "dropout", "scale_value", "scale_rule"),
 }
 
@@ -98,7 +98,7 @@ def _named(config: PatchConfig, hints: dict[str, Any]) -> PatchConfig:
             for field in fields(config)
             if field.name not in _IGNORED
         ):
-            measured = {name: getattr(config, name) for name in ("num_classes", "img_size", "in_chans")}
+            measured = {name: getattr(config, name) for name in ("num_classes", "img_size", "in_chans", "head")}
             return listed.replace(**{**measured, **hints})
     return config.replace(**{"family": _family(config), **hints})
 

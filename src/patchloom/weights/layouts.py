@@ -201,7 +201,7 @@ def _rules_for(config: Any, layout: str) -> Rules:
     if layout not in LAYOUTS:
         suggestion = did_you_mean(layout, LAYOUTS)
         raise PatchloomError(f"Unknown layout {layout!r}. Choose from: {', '.join(LAYOUTS)}.{suggestion}")
-    if config.head != "linear":
+    if config.head not in ("linear", "none"):
         raise PatchloomError(
             f"The {layout} layout does not support the head {config.head!r} of {config.name}; use layout='patchloom'."
         )

@@ -29,6 +29,7 @@ from patchloom.weights.files import Checkpoint, read, unwrap
 from patchloom.weights.infer import check_described, infer_config
 from patchloom.weights.layouts import State, to_ours
 from patchloom.weights.matching import fit_sizes, match_tensors
+from patchloom.weights.pretrained import encoder_of
 from patchloom.weights.report import LoadReport
 from patchloom.weights.shape import shape_of
 
@@ -95,7 +96,8 @@ def load(
             f"{checkpoint.label} holds modules of the task {task!r}, not a network of patchloom: build them yourself, "
             "and read their tensors with safetensors.torch.load_file."
         )
-    layout, state, unused = to_ours(checkpoint.tensors, checkpoint.metadata.get("layout"))
+    encoder, ignored = _encoder_of(checkpoint)
+    layout, state, unused = to_ours(encoder, checkpoint.metadata.get("layout"))
     if "head.0.weight" in checkpoint.tensors and "config" not in checkpoint.metadata:  # official: one query per class
         hints = {"queries": "per_class", **hints}
     origin = _describe(checkpoint, state, img_size, source_size, hints)
@@ -104,9 +106,12 @@ def load(
         check_described(origin, state, checkpoint.label, strict)
     _assume_imagenet(checkpoint, state, origin)
     wanted = _wanted(origin, img_size, num_classes, in_chans)
+    if "config" not in checkpoint.metadata and wanted.headless:
+        checkpoint.notes.append("the file has no head, nor does the network: num_classes=... makes one")
     report = LoadReport(
         checkpoint.label, layout, wanted.name, checkpoint.metadata.get("weights"), unused=unused, notes=checkpoint.notes
     )
+    report.ignored = ignored
     # Shapes are compared on the meta device, so that nothing is allocated for weights that do not fit.
     shape = patch_network(shape_of(wanted, checkpoint.label))
     fit_sizes(state, origin, shape, report)
@@ -203,6 +208,12 @@ def _fetch(source: Source, img_size: Any) -> Checkpoint:
     return read(Path(source))
 
 
+def _encoder_of(checkpoint: Checkpoint) -> tuple[State, dict[str, str]]:
+    """The tensors of the network, without those that only pre-training uses. Files of ours hold a network alone."""
+    ours = "config" in checkpoint.metadata or "layout" in checkpoint.metadata
+    return (dict(checkpoint.tensors), {}) if ours else encoder_of(checkpoint.tensors, checkpoint.label)
+
+
 def _describe(
     checkpoint: Checkpoint, state: State, img_size: Any, source_size: Any, hints: dict[str, Any]
 ) -> PatchConfig:
@@ -245,6 +256,8 @@ def _warn_once(message: str) -> None:
 def _wanted(origin: PatchConfig, img_size: Any, num_classes: int | None, in_chans: int | None) -> PatchConfig:
     changes: dict[str, Any] = {"num_classes": num_classes, "in_chans": in_chans}
     changes["img_size"] = None if img_size is None else as_size(img_size)
+    if num_classes is not None:
+        origin = origin.with_head()
     return origin.replace(**{key: value for key, value in changes.items() if value is not None})
 
 

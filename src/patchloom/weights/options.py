@@ -48,10 +48,10 @@ class Parts:
         return {match[1]: tensor for match, tensor in matches if match}
 
     @property
-    def classes(self) -> int:
-        """The number of classes; 1000 if there is no head."""
+    def classes(self) -> int | None:
+        """The number of classes; None if there is no head."""
         heads = (f"{head}.{kind}" for head in ("head", "head_distill") for kind in ("weight", "bias"))
-        return next((self.state[name].shape[0] for name in heads if name in self.state), 1000)
+        return next((self.state[name].shape[0] for name in heads if name in self.state), None)
 
     @property
     def distilled(self) -> bool:
@@ -149,15 +149,17 @@ def _patchconvnet(parts: Parts, wanted: Any, source: Any, _: dict[str, Any]) -> 
     token = parts.state.get("class_token")
     hidden, dim = parts.pool.get(f"{_FFN}fn.fc1.bias"), _dim(parts)
     stem = _stem(parts.state, dim)
+    queries = 1 if token is None else token.shape[1]
+    per_class = {"num_classes": queries, "head": "linear"} if queries > 1 else {}
     return dict(
         stem=stem["stem"],
         patch_size=stem["patch_size"],
         in_chans=stem["in_chans"],
-        **_common(parts, dim),
+        **{**_common(parts, dim), **per_class},
         img_size=_free_size(wanted, source),
         norm="batch" if f"{_MIX}norm.running_mean" in parts.trunk else "layer",
         aggregation="attention" if parts.pool else "average",
-        queries="per_class" if token is not None and token.shape[1] > 1 else "one",
+        queries="per_class" if queries > 1 else "one",
         mlp_ratio=3.0 if hidden is None else hidden.shape[0] / dim,
     )
 
@@ -166,7 +168,8 @@ def _common(parts: Parts, dim: int) -> dict[str, Any]:
     """Options that all architectures have."""
     hidden = parts.trunk.get(f"{_FFN}fn.fc1.bias")
     ratio = {} if hidden is None else {"mlp_ratio": hidden.shape[0] / dim}
-    return {"dim": dim, "depth": parts.depth, "num_classes": parts.classes, **ratio}
+    head = {"head": "none", "num_classes": 1} if parts.classes is None else {"num_classes": parts.classes}
+    return {"dim": dim, "depth": parts.depth, **head, **ratio}
 
 
 def _dim(parts: Parts) -> int:

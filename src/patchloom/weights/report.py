@@ -21,6 +21,7 @@ class LoadReport:
     reinitialised: dict[str, str] = field(default_factory=dict)  # name -> reason
     missing: list[str] = field(default_factory=list)  # with strict=False
     unused: list[str] = field(default_factory=list)  # with strict=False
+    ignored: dict[str, str] = field(default_factory=dict)  # of a pre-training method: name in the file -> reason
     notes: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -35,6 +36,7 @@ class LoadReport:
             ("re-initialised", [f"{name}: {reason}" for name, reason in self.reinitialised.items()]),
             ("missing, initialised from scratch", self.missing),
             ("unknown, not used", self.unused),
+            ("of pre-training, not used", [f"{name}: {reason}" for name, reason in self.ignored.items()]),
         ):
             if names:
                 lines += [f"  {title} ({len(names)}):", *(f"    {name}" for name in names)]

@@ -20,7 +20,7 @@ def timm_network(config: Any) -> nn.Module:
         "img_size": config.img_size,
         "patch_size": config.patch_size,
         "in_chans": config.in_chans,
-        "num_classes": config.num_classes,
+        "num_classes": 0 if config.headless else config.num_classes,
         "embed_dim": config.dim,
         "mlp_ratio": config.mlp_ratio,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -224,8 +225,8 @@ def test_train_low_finish_high_in_one_command_cut_in_either_stage(tmp_path: Path
     low = plan_training(
         "digits", "deit_nano", "deit@small", {**SHORT, "resolution": 16}, {"depth": 1, "dim": 24, "heads": 2}
     )
-    finish = FinishHigh(24, {"epochs": 1, "batch_size": 256})
-    want = exported(launch(low, finish, tmp_path / "straight", **QUIET))
+    both = dataclasses.replace(low, then=FinishHigh(24, {"epochs": 1, "batch_size": 256}))
+    want = exported(launch(both, tmp_path / "straight", **QUIET))
     for stage in (1, 2):
         real, steps = Loop.step, []
 
@@ -238,20 +239,21 @@ def test_train_low_finish_high_in_one_command_cut_in_either_stage(tmp_path: Path
         monkeypatch.setattr(Loop, "step", stopping)
         out = tmp_path / f"cut{stage}"
         with pytest.raises(InterruptedWork):
-            launch(low, finish, out, **QUIET)
+            launch(both, out, **QUIET)
         monkeypatch.setattr(Loop, "step", real)
         with pytest.raises(PatchloomError, match="holds a run already"):  # the folder of the second stage is taken
             launch_one(low, out, **QUIET)
         got = exported(resume(out, **QUIET))
         assert all(torch.equal(tensor, want[name]) for name, tensor in got.items())
     with pytest.raises(PatchloomError, match="holds a run already"):
-        launch(low, finish, tmp_path / "straight", **QUIET)
+        launch(both, tmp_path / "straight", **QUIET)
     with pytest.raises(PatchloomError, match="26"):
-        launch(low, FinishHigh(26), tmp_path / "odd", **QUIET)
+        launch(dataclasses.replace(low, then=FinishHigh(26)), tmp_path / "odd", **QUIET)
     assert not (tmp_path / "odd").exists()
     with pytest.raises(PatchloomError, match="wandb"):
-        launch(low, finish, tmp_path / "refused", log="wandb", **QUIET)
-    launch(low, finish, tmp_path / "refused", **QUIET)
+        launch(both, tmp_path / "refused", log="wandb", **QUIET)
+    assert not (tmp_path / "refused").exists()
+    launch(both, tmp_path / "refused", **QUIET)
     (tmp_path / "cut1" / "stages.json").write_text('{"low": {}, "finish": {}, "strict": false, "log": null}')
     (tmp_path / "cut1" / "recipe.yaml").unlink()
     with pytest.raises(PatchloomError, match="is damaged"):
@@ -265,7 +267,8 @@ def test_weights_without_layerscale_keep_their_structure(tmp_path: Path) -> None
     low = plan_training(
         "digits", "vit_small_12x1", "vit_a2@small", {**SHORT, "resolution": 16}, {**small, "scale": "none"}
     )
-    run = launch(low, FinishHigh(24, {"epochs": 1, "batch_size": 256}), tmp_path / "run", **QUIET)
+    both = dataclasses.replace(low, then=FinishHigh(24, {"epochs": 1, "batch_size": 256}))
+    run = launch(both, tmp_path / "run", **QUIET)
     assert patchloom.load(run.folder).config.scale == "none"
     assert run.settings["recipe_name"] == "deit3_finetune@small"
 

@@ -112,6 +112,17 @@ def patchloom_resume(run: Path) -> Path:
     return run
 
 
+def test_held_out_images_are_not_in_the_collection_they_are_classified_by(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    for i in range(20):
+        folder = tmp_path / "photos" / f"class {i % 2}"
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(draw.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(folder / f"{i:02d}.png")
+    run = patchloom.grafit(tmp_path / "photos", out=tmp_path / "run", **TINY).folder
+    found = patchloom.evaluate(run, tmp_path / "photos", k=1, device="cpu")
+    assert (found["count"], found["collection"]) == (4, 16)
+
+
 def test_losses_are_logged_by_name_and_their_sum_is_trained(colours: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     patchloom.grafit(colours, out=run, labels="colour", instance_weight=0.5, **TINY)

@@ -119,10 +119,10 @@ def _plan_train(options: argparse.Namespace) -> Any:
 
     from patchloom.tasks.opened import Opened
 
-    opened = Opened()
+    finish, opened = _finish(options), Opened()
     chosen = _choose(options, opened)
     plan = _plan_from_scratch(options)
-    return dataclasses.replace(plan, notes=(*chosen, *plan.notes), opened=opened)
+    return dataclasses.replace(plan, notes=(*chosen, *plan.notes), opened=opened, then=finish)
 
 
 def _plan_from_scratch(options: argparse.Namespace) -> Any:
@@ -246,7 +246,6 @@ COMMANDS = (
         ),
         _add_train,
         _plan_train,
-        _finish,
     ),
     Command(
         "distill",

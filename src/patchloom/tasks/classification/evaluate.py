@@ -17,7 +17,7 @@ from patchloom.data.sources import Item, Source
 from patchloom.devices import Device, choose_device
 from patchloom.errors import PatchloomError
 from patchloom.inference.items import held_out_by, open_items
-from patchloom.inference.models import Model, open_fused, test_preprocessing, weights_of, weights_text
+from patchloom.inference.models import Model, check_head, open_fused, test_preprocessing, weights_of, weights_text
 from patchloom.models.class_names import names_or_indices
 from patchloom.models.foreign import is_onnx, is_timm
 from patchloom.models.imagenet import CLASSES, imagenet_order
@@ -111,7 +111,9 @@ def ready(
         raise PatchloomError(f"--base and --int8 are for networks of patchloom, not for {model}.")
     if not is_onnx(model):
         # The fused copy computes the same logits faster; see `patchloom.fuse`.
-        return open_fused(model, resolution, base, device, int8=int8)
+        network = open_fused(model, resolution, base, device, int8=int8)
+        check_head(network, model if isinstance(model, str | PathLike) else network.config.name)
+        return network
     hints = {} if resolution is None else {"img_size": resolution}
     return OnnxNetwork(open_teacher(str(model), choose_device(device), hints))
 

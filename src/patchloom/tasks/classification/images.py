@@ -61,11 +61,12 @@ def open_images(
     context: Context,
     source: Source | None = None,
     from_weights: str | None = None,
+    advise: bool = True,
 ) -> Images:
     """The images of a new run, scanned for unreadable files; for a resumed run, those that it began with.
 
     `source` is given if it is open already. `from_weights` has the words of a command that starts from weights, which
-    is recommended for few images.
+    is recommended for few images. `advise`: say what their number means for a classifier.
 
     Raises:
         PatchloomError: the images of a resumed run have changed, none can be read, or (strict) one cannot.
@@ -73,7 +74,10 @@ def open_images(
     source = source or open_classes(config, context.opened)
     fingerprint = source.fingerprint()
     if context.environment is None:
-        return _scan(config, recipe, source, fingerprint, context, from_weights)
+        images, glances = _scan(config, source, fingerprint, context)
+        advice = _advice(config, recipe, images.split, from_weights) if advise else ()
+        context.console.say(*advice, *equal_images(images.source, images.split, glances))
+        return images
     known = context.environment["data"]
     # Other images under the same names would change every batch from here on.
     if known.get("fingerprint") != fingerprint:
@@ -87,14 +91,10 @@ def open_images(
 
 
 def _scan(
-    config: ClassificationConfig,
-    recipe: Recipe,
-    source: Source,
-    fingerprint: str,
-    context: Context,
-    from_weights: str | None,
-) -> Images:
-    """Leave out what cannot be read. After `context.scan_seconds` the other images are taken as they are."""
+    config: ClassificationConfig, source: Source, fingerprint: str, context: Context
+) -> tuple[Images, dict[str, bytes]]:
+    """Leave out what cannot be read. After `context.scan_seconds` the other images are taken as they are. Gives
+    the images, and a glance at each that was read."""
     processes, console = context.processes, context.console
     glances: dict[str, bytes] = {}
     # Each process reads its share; all get the whole list, since skipped files decide the order of the batches.
@@ -111,13 +111,12 @@ def _scan(
             )
     split = split_source(usable, config.splits)
     console.say(*source.notes)
+    classes = f"{len(source.class_names)} classes" if source.labelled else "no classes"
     console.say(
-        f"{config.data}: {len(split.train)} training images, {len(split.held_out)} held out, "
-        f"{len(source.class_names)} classes. {split.summary}"
+        f"{config.data}: {len(split.train)} training images, {len(split.held_out)} held out, {classes}. {split.summary}"
     )
     glances = {key: glance for _, part in parts for key, glance in part.items()}
-    console.say(*_advice(config, recipe, split, from_weights), *equal_images(usable, split, glances))
-    return Images(usable, split, bad, fingerprint)
+    return Images(usable, split, bad, fingerprint), glances
 
 
 def _advice(config: ClassificationConfig, recipe: Recipe, split: Split, from_weights: str | None) -> Iterator[str]:

@@ -196,7 +196,9 @@ def plan_finetuning(
     chosen = recipe or finetuning_recipe(network.config.family, same_classes, len(source.items()), per_class)
     if recipe is None:
         notes.append(f"The recipe is {chosen}; --recipe takes another.")
-    plan = plan_training(data, network.config, chosen, changes, own, labels, start, distillation, splits=splits)
+    plan = plan_training(
+        data, network.config.with_head(), chosen, changes, own, labels, start, distillation, splits=splits
+    )
     tuned_parameters(network, plan.recipe.tune)  # refuses what the network does not have
     if start.class_names is None:
         notes += _slow_head(plan.recipe)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from patchloom.data.opening import open_source
 from patchloom.recipes.networks import keep_scales
@@ -18,6 +18,8 @@ from patchloom.tasks.spec import RunConfig
 @dataclass(frozen=True)
 class FinishHigh:
     """The second run: a higher resolution, and what it changes of its recipe, by default the family's own."""
+
+    folder: ClassVar[str] = "low"
 
     resolution: int
     changes: dict[str, Any] = field(default_factory=dict)

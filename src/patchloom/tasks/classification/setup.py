@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from patchloom.models.registry import build
 from patchloom.recipes.recipe import Recipe
 from patchloom.tasks.classification.config import ClassificationConfig
 from patchloom.tasks.classification.distillation import Distillation
+from patchloom.tasks.classification.heads import fit_head
 from patchloom.tasks.classification.images import Images, open_images
 from patchloom.tasks.classification.losses import Loss
 from patchloom.tasks.classification.start import fill_from, freeze
@@ -135,7 +137,8 @@ def _open_teachers(task: Distillation, writes: bool) -> Teachers:
     hints = dict(config.hints)
     if hints.get("img_size") == STUDENT:
         hints["img_size"] = preprocessing.img_size
-    teachers = [open_teacher(name, task.processes.device, hints) for name in config.teachers]
+    fit = partial(fit_head, source=task.source, items=task.split.train, workers=recipe.workers, console=task.console)
+    teachers = [open_teacher(name, task.processes.device, hints, fit) for name in config.teachers]
     cache = None
     if config.cache is not None and writes:
         images = total_steps(recipe, task.steps_per_epoch) * task.order.images_per_step

@@ -43,13 +43,13 @@ def open_start(
     check_images(loaded, weights)
     network, notes = trunk_of(loaded), []  # a run of Grafit: its projector is left out
     theirs, ours = network.class_names, source.class_names
-    names = same_classes(theirs, ours, network.config.num_classes)
+    names = None if network.config.headless else same_classes(theirs, ours, network.config.num_classes)
     if names is not None and theirs is None:
         notes.append(
             f"{weights} has {len(ours)} classes without names: they are taken to be those of the data, in this order: "
             f"{', '.join(names[:5])}{' ...' if len(names) > 5 else ''}."
         )
-    if names is None and theirs is None and len(ours) == network.config.num_classes:
+    if names is None and theirs is None and len(ours) == network.config.num_classes and not network.config.headless:
         notes.append(
             f"The classes of the data are numbers, but not the indices 0 to {len(ours) - 1} of {weights}: its head "
             "starts from scratch."
@@ -112,6 +112,8 @@ def fill_from(network: Network, start: Start, opened: Opened | None = None) -> L
 
 
 def _why_from_scratch(base: Network, network: Network) -> str:
+    if base.config.headless:
+        return f"no head in the file, {network.config.num_classes} classes here"
     theirs, ours = (f"a {kind_of_head(one)} head" for one in (base, network))
     if theirs == ours:
         theirs, ours = (f"{one.config.num_classes} classes" for one in (base, network))
@@ -122,7 +124,8 @@ def _why_from_scratch(base: Network, network: Network) -> str:
 
 def kind_of_head(network: Network) -> str:
     """The option `head` of a network's config. Networks of timm have no such option, and a linear head."""
-    return getattr(network.config, "head", "linear")
+    head = getattr(network.config, "head", "linear")
+    return "linear" if head == "none" else head  # what a network without a head gets
 
 
 def _in(name: str, parameters: set[str]) -> bool:

@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from patchloom.errors import PatchloomError
-from patchloom.inference.models import check_images
+from patchloom.inference.models import check_head, check_images
 from patchloom.install import needed
 from patchloom.models.config import as_size
 from patchloom.models.foreign import TIMM
 from patchloom.models.imagenet import imagenet_ids
+from patchloom.models.network import Network
 from patchloom.models.preprocessing import Preprocessing
 from patchloom.reading import read_json
 from patchloom.tasks.classification.classes import match_names
@@ -127,10 +128,16 @@ def match_classes(teacher: Teacher, class_names: Sequence[str]) -> tuple[Tensor,
     return torch.tensor([places[label] for label in range(len(class_names))]), message
 
 
-def open_teacher(source: str, device: torch.device, hints: Mapping[str, Any] | None = None) -> Teacher:
+def open_teacher(
+    source: str,
+    device: torch.device,
+    hints: Mapping[str, Any] | None = None,
+    fit_head: Callable[[Network], None] | None = None,
+) -> Teacher:
     """A run folder, anything that `load` takes, timm:NAME (from the hub) or timm:NAME:FILE, or an .onnx file.
     `hints`: mean and std of its normalisation, its image size, how many classes it has, and, for `load`, what a bare
-    file does not say (heads=3). A hint that contradicts the teacher or does not apply to it is refused."""
+    file does not say (heads=3). A hint that contradicts the teacher or does not apply to it is refused. `fit_head`
+    gives a network without a head one; without it, such a network is refused."""
     hints = dict(hints or {})
     colours = {name: hints.pop(name) for name in ("mean", "std") if name in hints}
     classes = hints.pop("num_classes", None)
@@ -142,8 +149,12 @@ def open_teacher(source: str, device: torch.device, hints: Mapping[str, Any] | N
         network = load(source, **hints)
         check_images(network, source)
         network = network.to(device).eval()
+        digest = checksum(network)  # before a head is fitted, whose last bits may differ between machines
+        if network.config.headless and fit_head is not None:
+            fit_head(network)
+        check_head(network, source)
         count, names = network.config.num_classes, network.class_names
-        teacher = Teacher(source, network, network.preprocessing, names, count, checksum(network))
+        teacher = Teacher(source, network, network.preprocessing, names, count, digest)
     if classes not in (None, teacher.num_classes):
         raise PatchloomError(f"teacher.num_classes={classes}: the teacher {source} has {teacher.num_classes} classes.")
     teacher.preprocessing = dataclasses.replace(teacher.preprocessing, **colours)

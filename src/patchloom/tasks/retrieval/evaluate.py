@@ -68,7 +68,7 @@ def evaluate(
 
 def _training_images(source: Source, split: str | None, run: RunSplit | None) -> list[Item]:
     """Those that the run trained on, where the data has its splits; else the training split."""
-    named = (run.trained(source) if split is None and run is not None else None) or "train"
+    named = run.fitted(source) if split is None and run is not None else "train"
     return open_items(source, None, named, run)[1]
 
 

@@ -57,7 +57,7 @@ def plan_grafit(
     config = RetrievalConfig(absolute_place(data), labels, Config(), splits=splits or Splits())
     opened = Opened()
     source = open_labelled(config, opened, keep=True)
-    trunk, start, own, notes = _trunk(model, source, options, opened, mean, std)
+    trunk, start, own, notes = open_trunk(model, source, options, opened, mean, std)
     if trunk.kind != "image":
         raise PatchloomError(f"{trunk.name} is a network of {trunk.kind}, and Grafit embeds images.")
     if recipe is None:
@@ -77,7 +77,7 @@ def plan_grafit(
     return RunConfig(find_task("retrieval"), config, resolved, (*notes, *more), opened)
 
 
-def _trunk(
+def open_trunk(
     model: Place, source: Source, options: dict[str, Any], opened: Opened, mean: Any, std: Any
 ) -> tuple[Config, Start | None, dict[str, Any], list[str]]:
     """The trunk's config, the weights that it starts from, the options of the run, and what the user should know."""

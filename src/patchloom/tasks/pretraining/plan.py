@@ -1,0 +1,85 @@
+"""What a pre-training run will do, before it does it: sizes and steps, then the measured time."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from patchloom.data.order import Order
+from patchloom.tasks.pretraining.images import check_count, images_of
+from patchloom.tasks.pretraining.method import find_method
+from patchloom.tasks.pretraining.setup import make_task
+from patchloom.tasks.pretraining.task import Pretraining
+from patchloom.tasks.spec import Context, RunConfig
+from patchloom.text import count
+from patchloom.training.checks import check_batch
+from patchloom.training.measure import measure_steps, rate_bars, time_text
+from patchloom.training.schedule import learning_rate, total_steps
+
+_SCAN = 5.0  # seconds for reading images
+_BUDGET = 6.0  # seconds for measured steps
+_IMAGES = 32  # of the largest measured step
+
+
+def plan(run: RunConfig, context: Context) -> dict[str, Any]:
+    """Print the sizes, measure a few small steps of the loop, and print the time; writes nothing."""
+    context = replace(context, scan_seconds=math.inf if context.strict else _SCAN, writes=False)
+    images = images_of(run.task, run.recipe, context)
+    check_count(images.source, images.split, find_method(run.recipe.method).needs_images)
+    check_batch(run.recipe, len(images.split.train), context.processes.count)
+    # One task for both: its modules are those of the run, its batches small enough to be measured.
+    batch = min(run.recipe.batch_size, max(_IMAGES, 2 * context.processes.count))
+    recipe = run.recipe.replace(batch_size=batch, accumulate=1)
+    task = make_task(run.task, recipe, images, context)
+    sizes = _sizes(run, task)
+    context.console.say(*plan_lines(sizes))
+    seconds, waiting = measure_steps(task, recipe, context.processes, _BUDGET)
+    per_step = sizes["images_seen"] // sizes["steps"]
+    sizes |= {
+        "skipped": len(images.skipped),
+        "seconds_per_step": round(seconds * per_step, 4),
+        "seconds_waiting_for_data": round(waiting * per_step, 4),
+        "estimated_seconds": round(sizes["steps"] * per_step * (seconds + waiting), 1),
+    }
+    context.console.say(time_text(sizes))
+    return sizes
+
+
+def _sizes(run: RunConfig, task: Pretraining) -> dict[str, Any]:
+    recipe, images = run.recipe, len(task.split.train)
+    order = Order(images, recipe.batch_size)
+    per_epoch = order.steps_per_epoch
+    steps = total_steps(recipe, per_epoch)
+    marks = [round(i * (steps - 1) / 20) for i in range(21)] if steps > 20 else list(range(steps))
+    return {
+        "model": task.trunk.config.name,
+        "method": recipe.method,
+        "learned": task.method.describe(),
+        "recipe": recipe.name,
+        "data": run.task.data,
+        "lr": recipe.lr,
+        "batch_size": recipe.batch_size,
+        "epochs": recipe.epochs if recipe.steps is None else round(steps / per_epoch, 2),
+        "steps": steps,
+        "steps_per_epoch": per_epoch,
+        "images_seen": steps * order.images_per_step,
+        "training_images": images,
+        "held_out_images": len(task.split.held_out),
+        "params": sum(p.numel() for p in task.trunk.parameters()),
+        "trained_params": sum(p.numel() for name in task.trained for p in task.modules[name].parameters()),
+        "lr_curve": [[step, learning_rate(recipe, step, per_epoch)] for step in marks],
+    }
+
+
+def plan_lines(plan: dict[str, Any]) -> list[str]:
+    """The sizes of the plan for people."""
+    return [
+        f"{plan['model']} ({plan['params'] / 1e6:.2f} million parameters, {plan['trained_params'] / 1e6:.2f} million "
+        f"trained) with {plan['recipe']} on {plan['data']}",
+        f"  {plan['learned']}",
+        f"  {plan['training_images']} training images, {plan['held_out_images']} held out for measuring",
+        f"  {count(plan['epochs'], 'epoch')} of {count(plan['steps_per_epoch'], 'step')} at batch "
+        f"{plan['batch_size']}: {count(plan['steps'], 'step')}, {plan['images_seen']} images seen",
+        f"  learning rate {plan['lr']:.3g} at its peak   {rate_bars(plan['lr_curve'])}",
+    ]
