@@ -5,8 +5,6 @@ checkpoints, logging, processes, signals. What is learned is a task: see `patchl
 from __future__ import annotations
 
 import math
-import signal
-import threading
 import time
 from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
@@ -36,10 +34,9 @@ from patchloom.training.progress import Progress
 from patchloom.training.run import Run
 from patchloom.training.schedule import learning_rate, total_steps, warmup_warning, weight_decay
 from patchloom.training.sharding import shard_module
+from patchloom.training.signals import noted_signals
 from patchloom.training.state import TrainingState
 from patchloom.training.task import Result, Task
-
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class NotFiniteError(StoppedError):
@@ -154,15 +151,8 @@ class Loop:
 
     def fit(self) -> None:
         """Train to the end. Signals save and raise InterruptedWork."""
-        caught = list(_SIGNALS) if threading.current_thread() is threading.main_thread() else []
-        if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN and caught:  # under nohup
-            caught.remove(signal.SIGHUP)
-        previous = {which: signal.signal(which, self._on_signal) for which in caught}
-        try:
+        with noted_signals(self._note_signal):
             self._fit()
-        finally:
-            for which, handler in previous.items():
-                signal.signal(which, handler)
 
     def _fit(self) -> None:
         self.progress.begin(self.counters.step)
@@ -255,8 +245,8 @@ class Loop:
         if self.processes.is_main_process:
             self.run.checkpoints.reserve(tensors)
 
-    def _on_signal(self, number: int, _: Any) -> None:
-        self._signal = signal.Signals(number).name
+    def _note_signal(self, name: str) -> None:
+        self._signal = name
 
     def step(self, batch: Any) -> None:
         """One update; NotFiniteError before anything but statistics has changed."""
