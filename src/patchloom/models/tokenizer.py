@@ -213,11 +213,17 @@ def perplexity(counts: Tensor) -> float:
 
 
 class _Residual(nn.Module):
-    """x + conv1x1(relu(conv3x3(relu(x))))."""
+    """x + conv1x1(relu(conv3x3(relu(x)))).
+
+    The last convolution has no bias: BatchNorm at the end of the encoder takes constants away, so that the gradient of
+    one would be rounding errors, which Adam enlarges to steps of full size.
+    """
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.ReLU(), nn.Conv2d(dim, dim, 3, padding=1), nn.ReLU(), nn.Conv2d(dim, dim, 1))
+        self.layers = nn.Sequential(
+            nn.ReLU(), nn.Conv2d(dim, dim, 3, padding=1), nn.ReLU(), nn.Conv2d(dim, dim, 1, bias=False)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.layers(x)
