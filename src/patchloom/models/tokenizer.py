@@ -81,6 +81,8 @@ class Quantised(NamedTuple):
 class Tokenizer(nn.Module):
     """See the module's docstring. Gradients pass the codes straight through (van den Oord et al. 2017, section 3.2)."""
 
+    entry_points = ("encode", "decode")  # methods beside `forward` that compute with parameters
+
     def __init__(self, config: TokenizerConfig) -> None:
         super().__init__()
         self.config = config
