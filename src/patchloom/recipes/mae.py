@@ -7,7 +7,7 @@ from patchloom.recipes.cited import Cited, cite, derive
 from patchloom.recipes.deit import DEIT
 from patchloom.recipes.pretraining import PretrainingOptions
 from patchloom.recipes.recipe import Recipe
-from patchloom.recipes.small import SUFFIX, small
+from patchloom.recipes.small import SUFFIX
 
 _CODE = "He et al. 2021, published code"
 _COMMAND = "He et al. 2021, published command"
@@ -102,11 +102,3 @@ def mae_finetune(model: PatchConfig | None = None) -> Recipe:
         repeated_augmentation=(1, f"{_CODE}: none"),
         test_crop_ratio=(0.875, f"{_CODE}: resized to 256, cropped to 224"),
     )
-
-
-MAE_FINETUNE_SMALL = cite(
-    small(mae_finetune()),
-    lr=(1e-3, _SMALL),
-    layer_decay=(0.75, _SMALL),
-    mixup=(0.0, f"{_SMALL}: few labels"),
-)
