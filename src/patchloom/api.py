@@ -309,7 +309,8 @@ def pretrain(
         model: A name of `list_models(kind="image")` or "timm:NAME", with random weights; or weights to start from, a
             run folder, a file or a published tag.
         recipe: By default that of the method, in its small form for small images or few of them.
-        tokenizer: For "beit": a trained tokenizer; by default one is trained on the same images first.
+        tokenizer: For "beit": a trained tokenizer, a run of "beit" or a file of it; by default one is trained on the
+            same images first, in the folder `tokenizer` of the run.
         labels: The column to measure by, where the data has several.
         changes: Fields of the recipe: epochs=100, local_crops=4, mask_ratio=0.6, probe_every=5, stem="hmlp", ...
 

@@ -234,6 +234,8 @@ def test_mistakes_show_what_was_found_and_what_is_expected(tmp_path: Path) -> No
 def test_labels_belong_to_manifests(tmp_path: Path) -> None:
     with pytest.raises(PatchloomError, match="only a CSV manifest"):
         open_source(folder(tmp_path, ant=1), labels="genus")
+    # the name that runs record for the labels of such data
+    assert open_source(tmp_path, labels="label").class_names == ("ant",)
 
 
 # --- the split

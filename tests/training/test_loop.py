@@ -116,10 +116,10 @@ def test_a_task_may_have_its_start_evaluated(tmp_path: Path, monkeypatch: pytest
     assert {"lr", "train_loss", "losses"}.isdisjoint(first)
     assert (second["step"], second["train_loss"] > 0) == (4, True)
     state = whole.state()
-    resumed = loop(tmp_path / "again", (again := Noted(),), epochs=6)
+    resumed = loop(tmp_path / "again", epochs=6)
     resumed.restore(state)
     resumed.fit()
-    assert [record["step"] for record in again.records] == [24]
+    assert [record["step"] for record in Run(tmp_path / "again", {}).records()] == [24]
 
 
 def test_a_parameter_without_its_gradient_is_left_out_of_the_update(

@@ -14,7 +14,7 @@ from patchloom.data.listing import LAYOUTS, TARGETS, Labels
 from patchloom.data.manifest import open_manifest
 from patchloom.data.own import is_dataset, open_own
 from patchloom.data.shards import open_shards
-from patchloom.data.sources import Source
+from patchloom.data.sources import DEFAULT_COLUMN, Source
 from patchloom.data.torchvision_sets import open_torchvision
 from patchloom.errors import PatchloomError, did_you_mean
 
@@ -81,7 +81,8 @@ def _open_archive(prefix: str, rest: str, labels: Labels, targets: str) -> Sourc
 
 
 def _refuse_labels(name: str, labels: Labels) -> None:
-    if labels is not None:
+    """Refuse a label column of data that has labels without a name, or none."""
+    if labels not in (None, DEFAULT_COLUMN):
         raise PatchloomError(
             f"Labels {labels!r}: only a CSV manifest, wds:, hf: and some sets of torchvision have label columns; "
             f"{name} has none."

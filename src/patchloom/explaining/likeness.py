@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,7 +29,8 @@ def likeness_network(network: PatchNetwork, x: Tensor) -> PatchNetwork:
     embedding = network.embed(x)[0].float()
     compared = copy.deepcopy(network)
     compared.reset_head(len(NAMES))
-    for head in compared.output_heads:
+    heads: list[Any] = compared.output_heads
+    for head in heads:
         for parameter in head.parameters():
             parameter.zero_()
         head.weight[0] = 2 * _LOGIT * embedding / embedding.square().sum().clamp_min(1e-12)

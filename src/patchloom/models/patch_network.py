@@ -119,8 +119,7 @@ class PatchNetwork(Network):
     def reset_head(self, num_classes: int) -> None:
         """A head with random weights for other classes; with one query per class, random queries too. A network
         without a head gets a linear one."""
-        head = "linear" if self.config.head == "none" else self.config.head
-        self.config = self.config.replace(num_classes=num_classes, head=head)
+        self.config = self.config.with_head().replace(num_classes=num_classes)
         self.class_names = None
         if self.per_class and self.class_token is not None:
             self.class_token = nn.Parameter(self.class_token.new_empty(1, num_classes, self.config.dim))

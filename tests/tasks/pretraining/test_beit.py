@@ -39,6 +39,8 @@ SETTINGS: dict[str, Any] = {
     "codes": 16, "code_dim": 4,
 }  # fmt: skip
 TRUNK = {"depth": 2, "dim": 48, "patch_size": 8}
+records, make_folder = pretraining_runs.records, pretraining_runs.make_folder
+
 Records = Callable[[Path], list[dict[str, Any]]]
 
 
@@ -133,7 +135,6 @@ def test_a_run_that_is_cut_in_either_stage_ends_with_the_same_bits(
         pretrain(photos, tmp_path / "cut")
     monkeypatch.undo()
     assert (tmp_path / "cut" / "recipe.yaml").exists() == (stage == 2)
-    (tmp_path / "moved").mkdir()
     resume(tmp_path / "cut", QUIET, device="cpu")
     for folder in ("", "tokenizer"):
         want, got = weights(done / folder), weights(tmp_path / "cut" / folder)
@@ -262,7 +263,6 @@ def test_masks_and_crops_follow_seed_epoch_and_image(photos: Path) -> None:
 
 def test_the_tokenizer_learns_and_uses_its_codes(photos: Path) -> None:
     task = task_of(plan(photos, tokenizer_epochs=60, tokenizer_dim=32))
-    task.recipe = task.recipe
     optimizer = torch.optim.AdamW(task.modules.parameters(), lr=3e-3)
     first = task.evaluate(task.modules, lambda: None)
     for step, batch in enumerate(task.batches(0, 90)):

@@ -27,8 +27,9 @@ def _add_pretrain(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--tokenizer",
-        metavar="RUN",
-        help="trained tokenizer for beit (default: one is trained on the same images first)",
+        metavar="RUN|FILE",
+        help="trained tokenizer for beit: a run of beit, or a file of it (default: one is trained on the same images "
+        "first)",
     )
     group = parser.add_argument_group("data")
     group.add_argument(

@@ -22,6 +22,7 @@ class PixelDecoder(nn.Module):
     """
 
     ROLES = {"mask_token": "token"}
+    positions: Tensor
 
     def __init__(self, inputs: int, dim: int, depth: int, heads: int, grid: Grid, pixels: int) -> None:
         super().__init__()

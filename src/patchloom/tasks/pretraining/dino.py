@@ -199,4 +199,4 @@ def local_size(trunk: Network, size: int | None) -> tuple[int, int]:
     if size is not None:
         return size, size
     patch = getattr(trunk.config, "patch_size", 1)
-    return tuple(max(patch, side // 2 // patch * patch) for side in own)  # type: ignore[return-value]
+    return tuple(max(patch, side // 2 // patch * patch) for side in own)

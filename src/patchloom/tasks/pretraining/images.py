@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from patchloom.data.opening import open_source
-from patchloom.data.sources import Source, spread
+from patchloom.data.sources import Item, Source, spread
 from patchloom.data.splits import Split, Splits
 from patchloom.errors import PatchloomError
 from patchloom.recipes.recipe import Recipe
@@ -15,6 +15,7 @@ from patchloom.tasks.pretraining.config import PretrainingConfig
 from patchloom.tasks.spec import Context
 
 MONITORED = 256  # images that numbers of the log are measured on
+_SMALL = 96  # pixels, up to which there are so many of them
 
 
 def open_any(config: PretrainingConfig, opened: Opened, keep: bool = False) -> Source:
@@ -38,9 +39,10 @@ def images_of(config: PretrainingConfig, recipe: Recipe, context: Context) -> Im
     return open_images(config, recipe, context, source, advise=False)  # type: ignore[arg-type]
 
 
-def monitored(split: Split) -> list:
-    """The training images that the numbers of every evaluation are measured on."""
-    return spread(split.train, MONITORED)
+def monitored(split: Split, size: tuple[int, int]) -> list[Item]:
+    """The training images that the numbers of every evaluation are measured on, in one forward pass; half as many large
+    ones."""
+    return spread(split.train, MONITORED if max(size) <= _SMALL else MONITORED // 2)
 
 
 def check_count(source: Source, split: Split, needed: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from patchloom.data.sources import Source
 from patchloom.data.splits import Splits
 from patchloom.errors import PatchloomError, check_place, did_you_mean
-from patchloom.models.config import Config
+from patchloom.models.config import Config, PatchConfig
 from patchloom.recipes.changes import apply_changes, checked_options
 from patchloom.recipes.cited import cite
 from patchloom.recipes.networks import as_built, keep_scales
@@ -118,8 +118,8 @@ def _resolve_recipe(
     """The recipe for a trunk, with changes; `trained`: the trunk has weights, whose scales stay what they are."""
     deciding = ("dim", "depth", "branches", "patch_size")
     given = {name: options[name] for name in deciding if name in options}
-    if isinstance(patch := given.get("patch_size"), int):  # an image of as many patches
-        given["img_size"] = tuple(side // trunk.patch_size * patch for side in trunk.img_size)  # type: ignore[attr-defined]
+    if isinstance(trunk, PatchConfig) and isinstance(patch := given.get("patch_size"), int):
+        given["img_size"] = tuple(side * patch for side in trunk.grid)  # as many patches
     sized = trunk.replace(**given)
     chosen = choose_recipe(recipe, PretrainingOptions, sized)
     if chosen.resolution is not None and trunk.img_size[0] < 224 and "resolution" not in changes:

@@ -117,7 +117,7 @@ class Pretraining(Task):
     @functools.cached_property
     def _monitored(self) -> Tensor:
         """(N, C, height, width): test crops of some training images."""
-        pictures = [self.source.picture(item) for item in monitored(self.split)]
+        pictures = [self.source.picture(item) for item in monitored(self.split, self.trunk.config.img_size)]
         return to_batch(pictures, self.trunk.preprocessing)
 
     def _judge(self, numbers: Mapping[str, float]) -> None:
