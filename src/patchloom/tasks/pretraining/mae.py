@@ -25,7 +25,7 @@ from patchloom.recipes.recipe import Recipe
 from patchloom.tasks.pretraining.config import PretrainingConfig
 from patchloom.tasks.pretraining.decoder import PixelDecoder
 from patchloom.tasks.pretraining.method import ENCODER, Method, Progress, Setup
-from patchloom.tasks.pretraining.reconstruction import (
+from patchloom.tasks.pretraining.patches import (
     gather_patches,
     normalised,
     patch_order,
