@@ -134,6 +134,10 @@ PRINTED = {
         **_DEIT, "lr": 4e-3, "lr_scaling": "none", "epochs": 100, "warmup_epochs": 20, "repeated_augmentation": 1,
         "layer_decay": 0.65, "drop_path": 0.1, "min_lr": 1e-6, "schedule_by": "step", "ema": 0,
     },
+    "mae_finetune": {
+        **_DEIT, "lr": 2e-3, "epochs": 100, "layer_decay": 0.65, "warmup_lr": 0, "min_lr": 1e-6,
+        "repeated_augmentation": 1,
+    },
 }  # fmt: skip
 
 DROP_PATHS = {
