@@ -124,8 +124,9 @@ class Beit(Method):
         network: Any = modules[ENCODER]
         prediction: Any = modules[PREDICTION]
         found: Features = network.features(images, mask=mask, mask_token=prediction.token())
+        logits: Tensor = prediction(found.patches[mask])
         # Every image has as many masked patches, so that they fill rows.
-        return prediction(found.patches[mask].view(len(mask), self.masked.hidden, -1))
+        return logits.view(len(mask), self.masked.hidden, -1)
 
     def _codes(self, modules: nn.ModuleDict, images: Tensor) -> Tensor:
         """Codes (B, N) of images that are normalised for the network."""
