@@ -206,7 +206,7 @@ def _leak(stem: str, norm: str, training: bool, where: str) -> float:
         "deit_nano", img_size=32, patch_size=8, depth=2, stem=stem, stem_norm=norm, num_classes=2
     )
     for buffer in model.stem.buffers():  # statistics of BatchNorm that are not 0 and 1
-        buffer.add_(0.3)
+        buffer.copy_(buffer + buffer.is_floating_point() * 0.3)
     model.train(training)
     x, mask = torch.randn(4, 3, 32, 32), torch.rand(4, 16) < 0.4
     pixels = mask.view(4, 1, 4, 4).repeat_interleave(8, 2).repeat_interleave(8, 3)

@@ -130,6 +130,14 @@ PRINTED = {
     "transfer_inat19": _INAT,
     "grafit_transfer": _GRAFIT,
     "grafit_transfer_cutmix": {**_GRAFIT, "cutmix": 1.0, "epochs": 300, "resolution": 384},
+    "beit_finetune": {
+        **_DEIT, "lr": 4e-3, "lr_scaling": "none", "epochs": 100, "warmup_epochs": 20, "repeated_augmentation": 1,
+        "layer_decay": 0.65, "drop_path": 0.1, "min_lr": 1e-6, "schedule_by": "step", "ema": 0,
+    },
+    "mae_finetune": {
+        **_DEIT, "lr": 2e-3, "epochs": 100, "layer_decay": 0.65, "warmup_lr": 0, "min_lr": 1e-6,
+        "repeated_augmentation": 1,
+    },
 }  # fmt: skip
 
 DROP_PATHS = {

@@ -81,6 +81,8 @@ class Quantised(NamedTuple):
 class Tokenizer(nn.Module):
     """See the module's docstring. Gradients pass the codes straight through (van den Oord et al. 2017, section 3.2)."""
 
+    entry_points = ("encode", "decode")  # methods beside `forward` that compute with parameters
+
     def __init__(self, config: TokenizerConfig) -> None:
         super().__init__()
         self.config = config
@@ -213,11 +215,17 @@ def perplexity(counts: Tensor) -> float:
 
 
 class _Residual(nn.Module):
-    """x + conv1x1(relu(conv3x3(relu(x))))."""
+    """x + conv1x1(relu(conv3x3(relu(x)))).
+
+    The last convolution has no bias: BatchNorm at the end of the encoder takes constants away, so that the gradient of
+    one would be rounding errors, which Adam enlarges to steps of full size.
+    """
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.ReLU(), nn.Conv2d(dim, dim, 3, padding=1), nn.ReLU(), nn.Conv2d(dim, dim, 1))
+        self.layers = nn.Sequential(
+            nn.ReLU(), nn.Conv2d(dim, dim, 3, padding=1), nn.ReLU(), nn.Conv2d(dim, dim, 1, bias=False)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.layers(x)

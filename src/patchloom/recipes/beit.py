@@ -11,7 +11,7 @@ from patchloom.recipes.cited import Cited, Size, cite, derive, nearest
 from patchloom.recipes.deit import DEIT
 from patchloom.recipes.pretraining import PretrainingOptions
 from patchloom.recipes.recipe import Recipe
-from patchloom.recipes.small import SUFFIX, small
+from patchloom.recipes.small import SUFFIX
 
 _PAPER = "Bao et al. 2022"
 _CODE = "Bao et al. 2022, published code"
@@ -159,10 +159,3 @@ def beit_finetune(model: PatchConfig | None = None) -> Recipe:
     where = (_LARGE if row == _FINETUNE_ROWS[_L] else _COMMAND) + remark
     names = ("epochs", "lr", "layer_decay", "warmup_epochs", "drop_path")
     return cite(_FINETUNE, **{name: (value, where) for name, value in zip(names, row, strict=True)})
-
-
-BEIT_FINETUNE_SMALL = cite(
-    small(_FINETUNE),
-    lr=(1e-3, f"{_SMALL}; was {_FINETUNE.lr}"),
-    layer_decay=(0.75, f"{_SMALL}; was {_FINETUNE.layer_decay}"),
-)

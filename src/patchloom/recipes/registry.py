@@ -8,7 +8,7 @@ from functools import partial
 from patchloom.errors import PatchloomError, did_you_mean
 from patchloom.models.config import Config, PatchConfig
 from patchloom.models.convnet import ConvNetConfig
-from patchloom.recipes.beit import BEIT_FINETUNE_SMALL, BEIT_SMALL, beit, beit_finetune
+from patchloom.recipes.beit import BEIT_SMALL, beit, beit_finetune
 from patchloom.recipes.cait import cait, depth_study
 from patchloom.recipes.cited import Cited
 from patchloom.recipes.deit import DEIT, DEIT_CIFAR10, VIT_AUGREG, VIT_ORIGINAL
@@ -23,7 +23,7 @@ from patchloom.recipes.deit3 import (
 )
 from patchloom.recipes.dino import DINO, DINO_SMALL
 from patchloom.recipes.grafit import GRAFIT_RECIPES, GRAFIT_SMALL
-from patchloom.recipes.mae import MAE, MAE_FINETUNE_SMALL, MAE_SMALL, mae_finetune
+from patchloom.recipes.mae import MAE, MAE_SMALL, mae_finetune
 from patchloom.recipes.options import Options
 from patchloom.recipes.patchconvnet import (
     patchconvnet,
@@ -105,7 +105,7 @@ _RECIPES: dict[str, Callable[[PatchConfig | None], Recipe]] = {
 }
 # small forms that have rules of their own
 _OWN_SMALL = (
-    DINO_SMALL, BEIT_SMALL, BEIT_FINETUNE_SMALL, MAE_SMALL, MAE_FINETUNE_SMALL, RESMLP_MT_SMALL, TRANSFORMER_MT_SMALL,
+    DINO_SMALL, BEIT_SMALL, MAE_SMALL, RESMLP_MT_SMALL, TRANSFORMER_MT_SMALL,
 )  # fmt: skip
 _SMALL = {**GRAFIT_SMALL, **{recipe.name: recipe for recipe in _OWN_SMALL}}
 # rules of papers for other numbers of epochs, batch sizes or resolutions; @small forms have none

@@ -100,10 +100,15 @@ def _continue(
     the first file is written."""
     console, earlier = console or Console(), place / sequence.folder
     console.say(f"Stage 1 of 2, in {earlier}.")
-    if not (earlier / "recipe.yaml").exists():
+    processes = join_processes(options["device"])
+    # The main process looks for all of them: it writes these files, and the others may look later.
+    found = [(earlier / name).exists() for name in ("recipe.yaml", "export/model.json")]
+    begun, finished = processes.gather(found)[0]
+    if not begun:
         single.launch(first, earlier, begin=begin, console=console, **{**options, "callbacks": ()})
-    elif not (earlier / "export" / "model.json").exists():  # written last
+    elif not finished:  # model.json is written last
         single.resume(earlier, console, device=options["device"])
+    processes.wait()  # until the main process has written the export, which all read
     console.say(f"Stage 2 of 2, {sequence.describe()}.")
     second = sequence.second(first, earlier)
     return single.launch(second, place, second_stage=True, console=console, **options)

@@ -28,8 +28,8 @@ def shard_module(module: nn.Module, processes: Processes) -> None:
             fully_shard(block, mesh=mesh, reshard_after_forward=True)
     fully_shard(module, mesh=mesh, reshard_after_forward=True)  # an evaluation leaves nothing gathered
     # FSDP gathers parameters in hooks around `forward`. Other entry points compute with the sharded parts, and fail,
-    # unless they are registered.
-    for method in ("features", "embed", "encode", "decode"):
+    # unless they are registered. A module names further ones of its own in `entry_points`.
+    for method in ("features", "embed", *getattr(module, "entry_points", ())):
         if hasattr(module, method):
             register_fsdp_forward_method(module, method)
 

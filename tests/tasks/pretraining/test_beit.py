@@ -271,7 +271,7 @@ def test_the_tokenizer_learns_and_uses_its_codes(photos: Path) -> None:
         optimizer.step()
         task.after_step(step + 1)
     last = task.evaluate(task.modules, lambda: None)
-    assert last["reconstruction_error"] < 0.7 * first["reconstruction_error"]
+    assert last["reconstruction_error"] < 0.85 * first["reconstruction_error"]
     assert last["perplexity"] > 8
 
 

@@ -198,9 +198,13 @@ def test_a_collapse_is_reported_with_its_cause(
 ) -> None:
     mae(black_folder(tmp_path / "black"), "same", console=Console())
     assert "collapsed. The features of all images are the same" in capsys.readouterr().out
-    mae(noise_folder(tmp_path / "noise"), "nothing", console=Console())
-    assert "collapsed. Masked patches are predicted no better than by their mean" in capsys.readouterr().out
-    mae(flat, "healthy", console=Console(), epochs=30, lr=3e-3)
+    mean = "collapsed. Masked patches are predicted no better than by their mean"
+    long = {"console": Console(), "epochs": 40, "eval_every": "10 epochs"}
+    mae(noise_folder(tmp_path / "noise"), "nothing", **long)
+    assert mean in capsys.readouterr().out
+    mae(flat, "too fast", **long, lr=1.0, warmup_epochs=0.0)
+    assert mean in capsys.readouterr().out
+    mae(flat, "healthy", **long, lr=3e-3)
     assert "collapsed" not in capsys.readouterr().out
 
 

@@ -62,6 +62,8 @@ class Masked:
 class Prediction(nn.Module):
     """The token that stands for masked patches, and the logits of their codes."""
 
+    entry_points = ("token",)
+
     def __init__(self, dim: int, codes: int) -> None:
         super().__init__()
         self.mask_token = nn.Parameter(torch.empty(dim))
@@ -73,6 +75,10 @@ class Prediction(nn.Module):
     def forward(self, patches: Tensor) -> Tensor:
         """(..., D) -> logits (..., codes)."""
         return self.head(patches)
+
+    def token(self) -> Tensor:
+        """(D,), in place of the embedding of a masked patch."""
+        return self.mask_token * 1.0  # a tensor of its own: the parts of a sharded parameter are taken apart again
 
 
 class Beit(Method):
@@ -115,10 +121,12 @@ class Beit(Method):
 
     def _predict(self, modules: nn.ModuleDict, images: Tensor, mask: Tensor) -> Tensor:
         """Logits (B, M, codes) for the M masked patches of each image."""
-        network, prediction = modules[ENCODER], modules[PREDICTION]
-        found: Features = network.features(images, mask=mask, mask_token=prediction.mask_token)  # type: ignore[operator]
+        network: Any = modules[ENCODER]
+        prediction: Any = modules[PREDICTION]
+        found: Features = network.features(images, mask=mask, mask_token=prediction.token())
+        logits: Tensor = prediction(found.patches[mask])
         # Every image has as many masked patches, so that they fill rows.
-        return prediction(found.patches[mask].view(len(mask), self.masked.hidden, -1))
+        return logits.view(len(mask), self.masked.hidden, -1)
 
     def _codes(self, modules: nn.ModuleDict, images: Tensor) -> Tensor:
         """Codes (B, N) of images that are normalised for the network."""

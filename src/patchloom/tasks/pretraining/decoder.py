@@ -11,7 +11,7 @@ from patchloom.layers.init import trunc_normal
 from patchloom.layers.norms import make_norm
 from patchloom.layers.positions import Grid, grid_sinusoids
 from patchloom.layers.residual import Block, Branch, Residual
-from patchloom.tasks.pretraining.reconstruction import gather_patches
+from patchloom.tasks.pretraining.patches import gather_patches
 
 
 class PixelDecoder(nn.Module):

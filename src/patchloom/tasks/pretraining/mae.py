@@ -25,7 +25,7 @@ from patchloom.recipes.recipe import Recipe
 from patchloom.tasks.pretraining.config import PretrainingConfig
 from patchloom.tasks.pretraining.decoder import PixelDecoder
 from patchloom.tasks.pretraining.method import ENCODER, Method, Progress, Setup
-from patchloom.tasks.pretraining.reconstruction import (
+from patchloom.tasks.pretraining.patches import (
     gather_patches,
     normalised,
     patch_order,
@@ -39,7 +39,8 @@ from patchloom.training.report import Section
 from patchloom.weights.shape import shape_of
 
 DECODER = "decoder"
-_NO_LEARNING = 0.97  # of the error of each patch's mean, after half of the run
+_NO_LEARNING = 0.97  # of the error of each patch's mean, in the second half of a run
+_BEGINNING = 100  # steps in which any network predicts little more than the mean
 _NORMALISED = (
     "The decoder predicts patches of mean 0 and standard deviation 1. They are drawn with the mean and the standard "
     "deviation of the true patches, which the network has not seen."
@@ -130,13 +131,14 @@ class Mae(Method):
 
     def collapse(self, numbers: Mapping[str, float], progress: Progress) -> str | None:
         error, plain = numbers["reconstruction"], numbers["reconstruction_by_mean"]
-        if progress.step >= progress.steps / 2 and error > _NO_LEARNING * plain:
-            return (
-                f"Masked patches are predicted no better than by their mean (error {error:.3f}, that of the mean "
-                f"{plain:.3f}). The learning rate may be too high or too low, or the run too short: change lr, train "
-                "for more epochs, or mask less (mask_ratio)."
-            )
-        return None
+        early = progress.step < max(_BEGINNING, progress.steps / 2)
+        if early or error <= _NO_LEARNING * plain:
+            return None
+        return (
+            f"Masked patches are predicted no better than by their mean (error {error:.3f}, that of the mean "
+            f"{plain:.3f}). Likely cause: a learning rate that is too high, too few steps, or images of noise: "
+            f"lower lr ({self.recipe.lr:.3g}), train for more epochs, or lower mask_ratio ({self.recipe.mask_ratio:g})."
+        )
 
     # The report
 

@@ -9,8 +9,8 @@ from PIL import Image
 from torch import Tensor
 
 from patchloom.models.preprocessing import Preprocessing
+from patchloom.tasks.pretraining.patches import to_images
 from patchloom.tasks.pretraining.pictures import figure, row
-from patchloom.tasks.pretraining.reconstruction import to_images
 from patchloom.training.report import Section
 
 _GREY = 0.5

@@ -1,4 +1,4 @@
-"""Reconstruction of masked patches (MAE): which patches stay visible, the pixels that are predicted, and their loss.
+"""Patches of pixels for MAE: which ones stay visible, the targets of the masked ones, and the loss.
 
 Shapes: images (B, C, height, width); patches (B, N, P) with the P = p * p * C pixels of each, N patches row-major.
 """

@@ -16,7 +16,7 @@ from patchloom.compat import import_timm
 from patchloom.data.randomness import sample_seed
 from patchloom.layers.positions import grid_sinusoids
 from patchloom.tasks.pretraining.decoder import PixelDecoder
-from patchloom.tasks.pretraining.reconstruction import (
+from patchloom.tasks.pretraining.patches import (
     gather_patches,
     normalised,
     patch_order,
