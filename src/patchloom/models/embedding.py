@@ -135,10 +135,49 @@ def make_projector(kind: ProjectorKind, inputs: int, hidden: int, outputs: int) 
     if kind == "none":
         return nn.Identity()
     if kind == "fc":
-        return nn.Linear(inputs, outputs)
-    return nn.Sequential(
+        return LinearProjector(inputs, outputs)
+    return MlpProjector(
         nn.Linear(inputs, hidden), nn.BatchNorm1d(hidden), nn.ReLU(inplace=True), nn.Linear(hidden, outputs)
     )
+
+
+class LinearProjector(nn.Linear):
+    """A linear projector."""
+
+    role = "head"  # as a whole: it starts at random, and so may have a rate of its own
+
+
+class MlpProjector(nn.Sequential):
+    """Linear, BatchNorm, ReLU, linear."""
+
+    role = "head"
+
+
+@torch.no_grad()
+def start_linear(projector: nn.Module) -> None:
+    """Give a projector weights with which it rotates its inputs, so that it keeps their angles as far as its width
+    allows ("looks linear" of Balduzzi et al. 2017; for an MLP the angles are those of standardised inputs)."""
+    if isinstance(projector, LinearProjector):
+        nn.init.orthogonal_(projector.weight)
+        nn.init.zeros_(projector.bias)
+    elif isinstance(projector, MlpProjector):
+        first, last = projector[0], projector[-1]
+        assert isinstance(first, nn.Linear)
+        assert isinstance(last, nn.Linear)
+        half = first.out_features // 2
+        turn = nn.init.orthogonal_(first.weight.new_empty(half, first.in_features))
+        back = nn.init.orthogonal_(last.weight.new_empty(last.out_features, first.in_features)) @ turn.T
+        # relu(a) - relu(-a) = a: units in pairs of opposite sign pass everything on.
+        _fill(first, torch.cat([turn, -turn]))
+        _fill(last, torch.cat([back, -back], dim=1))
+
+
+def _fill(layer: nn.Linear, weight: Tensor) -> None:
+    """The weight with zeros around it where the layer is larger, and no bias."""
+    nn.init.zeros_(layer.weight)
+    layer.weight[: weight.shape[0], : weight.shape[1]] = weight
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
 
 
 def without_head(network: Network) -> Network:

@@ -327,3 +327,48 @@ def test_accumulated_steps_update_the_memory_once(make_run: Callable[..., Path])
     run = make_run("run", accumulate=2, supervised_view="extra", ema=0.9)
     assert set(record(run)["losses"]) == {"knn", "inst"}
     assert "ema_knn" in record(run)
+
+
+def test_a_trunk_with_trained_weights_learns_more_slowly_than_its_projector(colours: Path, tmp_path: Path) -> None:
+    network = patchloom.create_model("resmlp_nano", depth=1, dim=32, img_size=16)
+    patchloom.save(network, tmp_path / "trunk.safetensors")
+    changes = {"lr": 0.2, "batch_size": 8}
+    plan = plan_grafit(colours, tmp_path / "trunk.safetensors", "grafit@small", changes, labels="colour")
+    assert (plan.recipe.lr, plan.recipe.head_lr) == (pytest.approx(0.02), 0.2)
+    assert any("learns at 0.02" in note for note in plan.notes)
+    for other in (
+        plan_grafit(
+            colours, tmp_path / "trunk.safetensors", "grafit@small", {**changes, "trained_lr": 1.0}, labels="colour"
+        ),
+        plan_grafit(colours, tmp_path / "trunk.safetensors", "grafit", changes, labels="colour"),
+        plan_grafit(colours, "resmlp_nano", "grafit@small", changes, labels="colour"),
+    ):
+        assert (other.recipe.lr, other.recipe.head_lr) == (0.2, None)
+    own = plan_grafit(
+        colours, tmp_path / "trunk.safetensors", "grafit@small", {**changes, "head_lr": 0.5}, labels="colour"
+    )
+    assert (own.recipe.lr, own.recipe.head_lr) == (0.2, 0.5)
+
+
+def test_the_small_recipe_starts_from_the_angles_of_trained_weights(colours: Path, tmp_path: Path) -> None:
+    """Before any training the run ranks as its trunk does; a random projector does not."""
+    network = patchloom.create_model("resmlp_nano", depth=1, dim=32, img_size=16).eval()
+    patchloom.save(network, tmp_path / "trunk.safetensors")
+    still = {"lr": 0.0, "epochs": 1, "batch_size": 8, "workers": 0, "device": "cpu", "projector": "fc"}
+    cosines = {}
+    for start in ("linear", "random"):
+        run = tmp_path / start
+        patchloom.grafit(
+            colours, model=tmp_path / "trunk.safetensors", labels="colour", recipe="grafit@small", out=run,
+            console=Console(quiet=True), projector_start=start, projector_dim=32, **still,
+        )  # fmt: skip
+        z = embeddings(run, colours)[0]
+        cosines[start] = z @ z.T
+    chosen = rows_of(colours, "train")
+    mean, std = (np.asarray(v) for v in (network.preprocessing.mean, network.preprocessing.std))
+    pixels = [(np.asarray(Image.open(colours.parent / row["path"]), np.float64) / 255 - mean) / std for row in chosen]
+    with torch.no_grad():
+        v = network.embed(torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).float()).double().numpy()
+    v /= np.linalg.norm(v, axis=1, keepdims=True)
+    assert np.abs(cosines["linear"] - v @ v.T).max() < 1e-4
+    assert np.abs(cosines["random"] - v @ v.T).max() > 1e-2

@@ -10,7 +10,14 @@ import torch
 from torch import nn
 
 from patchloom.data.randomness import seed_of
-from patchloom.models.embedding import EmbeddingConfig, EmbeddingNetwork, ProjectorKind, embedding_dim, make_projector
+from patchloom.models.embedding import (
+    EmbeddingConfig,
+    EmbeddingNetwork,
+    ProjectorKind,
+    embedding_dim,
+    make_projector,
+    start_linear,
+)
 from patchloom.models.network import Network
 from patchloom.models.registry import build
 from patchloom.recipes.recipe import Recipe
@@ -53,6 +60,10 @@ def make_modules(
             modules[PROJECTOR] = make_projector(recipe.projector, width, recipe.projector_hidden, dim)
         if "inst" in terms:
             modules[PREDICTOR] = make_projector("mlp", dim, recipe.predictor_hidden, dim)
+        if recipe.projector_start == "linear":
+            for part in (network.projector, *(module for name, module in modules.items() if name != MODEL)):
+                start_linear(part)
+        if "inst" in terms:
             modules[TARGET] = _target(modules, recipe.target_norm == "batch")
     return modules, report
 

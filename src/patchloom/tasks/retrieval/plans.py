@@ -15,6 +15,7 @@ from patchloom.models.config import Config
 from patchloom.models.foreign import TIMM
 from patchloom.models.registry import find_config
 from patchloom.recipes.changes import apply_changes, checked_options
+from patchloom.recipes.cited import Cited, cite
 from patchloom.recipes.grafit import RetrievalOptions
 from patchloom.recipes.networks import as_built, keep_scales
 from patchloom.recipes.recipe import Recipe
@@ -108,4 +109,24 @@ def _resolve_recipe(
     chosen = choose_recipe(recipe, RetrievalOptions, sized)
     if chosen.resolution is not None and trunk.img_size[0] < 224 and "resolution" not in changes:
         chosen = chosen.replace(resolution=None)  # a model for small images keeps its size
-    return apply_changes(keep_scales(chosen) if trained else chosen, changes, sized)
+    resolved, notes = apply_changes(keep_scales(chosen) if trained else chosen, changes, sized)
+    return _slow_trunk(resolved, notes) if trained else (resolved, notes)
+
+
+def _slow_trunk(recipe: Recipe, notes: list[str]) -> tuple[Recipe, list[str]]:
+    """The recipe for a trunk with trained weights: lr becomes its lower rate, head_lr that of all new parts."""
+    if recipe.trained_lr == 1 or recipe.head_lr is not None or not recipe.lr:
+        return recipe, notes
+    rate, why = recipe.lr * recipe.trained_lr, f"trained_lr={recipe.trained_lr:g} of {recipe.lr:.3g}"
+    values: dict[str, Cited] = {
+        "head_lr": (recipe.lr, "lr, for projector, predictor and classifier: they start at random"),
+        "lr": (rate, f"{why}: the trunk starts from trained weights"),
+        "warmup_lr": (min(recipe.warmup_lr, rate), "no higher than lr"),
+        "min_lr": (min(recipe.min_lr, rate), "no higher than lr"),
+    }
+    changed = {name: value for name, value in values.items() if value[0] != getattr(recipe, name)}
+    note = (
+        f"The trunk has trained weights and learns at {rate:.3g}, its projector at {recipe.lr:.3g}; trained_lr=1 makes "
+        "both rates equal."
+    )
+    return cite(recipe, **changed), [*notes, note]
