@@ -72,12 +72,12 @@ class Case:
 
 
 CASES = {
-    "cifar10-nano": Case("CIFAR-10, animal or vehicle, nano network", "cifar10", "coarse", "fine", "deit_nano", 20, 32),
+    "cifar10-nano": Case("CIFAR-10, animal or vehicle, nano network", "cifar10", "coarse", "fine", "patchconvnet_nano", 6, 32),
     "cifar10-resnet18": Case(
         "CIFAR-10, animal or vehicle, ResNet-18", "cifar10", "coarse", "fine", "timm:resnet18", 8, 32
     ),
     "pets-vit": Case("Pets, cat or dog, ViT-Ti", "pets", "species", "breed", "vit", 4, 112),
-    "cifar100-vit": Case("CIFAR-100, 20 superclasses, ViT-Ti", "cifar100", "coarse", "fine", "vit", 4, 96),
+    "cifar100-vit": Case("CIFAR-100, 20 superclasses, ViT-Ti", "cifar100", "coarse", "fine", "vit", 3, 96),
 }
 VIEWS = 2
 PER_BREED = 15  # training photos of each breed

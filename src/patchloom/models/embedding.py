@@ -155,21 +155,24 @@ class MlpProjector(nn.Sequential):
 
 @torch.no_grad()
 def start_linear(projector: nn.Module) -> None:
-    """Give a projector weights with which it rotates its inputs, so that it keeps their angles as far as its width
-    allows ("looks linear" of Balduzzi et al. 2017; for an MLP the angles are those of standardised inputs)."""
+    """Give a projector weights with which it passes its inputs on, or a random projection of them where it is narrower,
+    so that it keeps their angles ("looks linear" of Balduzzi et al. 2017; of an MLP, those of standardised inputs)."""
     if isinstance(projector, LinearProjector):
-        nn.init.orthogonal_(projector.weight)
-        nn.init.zeros_(projector.bias)
+        _fill(projector, _isometry(projector.out_features, projector.in_features))
     elif isinstance(projector, MlpProjector):
         first, last = projector[0], projector[-1]
         assert isinstance(first, nn.Linear)
         assert isinstance(last, nn.Linear)
-        half = first.out_features // 2
-        turn = nn.init.orthogonal_(first.weight.new_empty(half, first.in_features))
-        back = nn.init.orthogonal_(last.weight.new_empty(last.out_features, first.in_features)) @ turn.T
+        turn = _isometry(first.out_features // 2, first.in_features)
+        back = _isometry(last.out_features, first.in_features) @ turn.T
         # relu(a) - relu(-a) = a: units in pairs of opposite sign pass everything on.
         _fill(first, torch.cat([turn, -turn]))
         _fill(last, torch.cat([back, -back], dim=1))
+
+
+def _isometry(outputs: int, inputs: int) -> Tensor:
+    """(outputs, inputs): the identity with zeros below, or orthonormal rows where that would lose inputs."""
+    return torch.eye(outputs, inputs) if outputs >= inputs else nn.init.orthogonal_(torch.empty(outputs, inputs))
 
 
 def _fill(layer: nn.Linear, weight: Tensor) -> None:

@@ -336,6 +336,8 @@ def test_a_trunk_with_trained_weights_learns_more_slowly_than_its_projector(colo
     plan = plan_grafit(colours, tmp_path / "trunk.safetensors", "grafit@small", changes, labels="colour")
     assert (plan.recipe.lr, plan.recipe.head_lr) == (pytest.approx(0.02), 0.2)
     assert any("learns at 0.02" in note for note in plan.notes)
+    classifier = plan_grafit(colours, tmp_path / "trunk.safetensors", "grafit_baseline@small", changes, labels="colour")
+    assert (classifier.recipe.lr, classifier.recipe.head_lr) == (pytest.approx(0.02), None)
     for other in (
         plan_grafit(
             colours, tmp_path / "trunk.safetensors", "grafit@small", {**changes, "trained_lr": 1.0}, labels="colour"

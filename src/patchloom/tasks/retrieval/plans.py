@@ -114,19 +114,20 @@ def _resolve_recipe(
 
 
 def _slow_trunk(recipe: Recipe, notes: list[str]) -> tuple[Recipe, list[str]]:
-    """The recipe for a trunk with trained weights: lr becomes its lower rate, head_lr that of all new parts."""
+    """The recipe for a trunk with trained weights: lr becomes its lower rate; projector and predictor keep theirs as
+    head_lr."""
     if recipe.trained_lr == 1 or recipe.head_lr is not None or not recipe.lr:
         return recipe, notes
-    rate, why = recipe.lr * recipe.trained_lr, f"trained_lr={recipe.trained_lr:g} of {recipe.lr:.3g}"
+    rate, full = recipe.lr * recipe.trained_lr, recipe.lr
     values: dict[str, Cited] = {
-        "head_lr": (recipe.lr, "lr, for projector, predictor and classifier: they start at random"),
-        "lr": (rate, f"{why}: the trunk starts from trained weights"),
+        "lr": (rate, f"trained_lr={recipe.trained_lr:g} of {full:.3g}: the trunk starts from trained weights"),
         "warmup_lr": (min(recipe.warmup_lr, rate), "no higher than lr"),
         "min_lr": (min(recipe.min_lr, rate), "no higher than lr"),
     }
+    note = f"The trunk has trained weights and learns at {rate:.3g}; trained_lr=1 is for {full:.3g}."
+    # Trained vectors are long, and a classifier of long vectors diverges at a high rate.
+    if "ce" not in recipe.terms:
+        values["head_lr"] = full, "lr, for projector and predictor: they are new"
+        note = f"The trunk has trained weights and learns at {rate:.3g}, its projector at {full:.3g} (trained_lr)."
     changed = {name: value for name, value in values.items() if value[0] != getattr(recipe, name)}
-    note = (
-        f"The trunk has trained weights and learns at {rate:.3g}, its projector at {recipe.lr:.3g}; trained_lr=1 makes "
-        "both rates equal."
-    )
     return cite(recipe, **changed), [*notes, note]
