@@ -72,13 +72,16 @@ class Case:
 
 
 CASES = {
-    "cifar10-nano": Case("CIFAR-10, animal or vehicle, nano network", "cifar10", "coarse", "fine", "patchconvnet_nano", 6, 32),
+    "cifar10-nano": Case(
+        "CIFAR-10, animal or vehicle, nano network", "cifar10", "coarse", "fine", "patchconvnet_nano", 6, 32
+    ),
     "cifar10-resnet18": Case(
         "CIFAR-10, animal or vehicle, ResNet-18", "cifar10", "coarse", "fine", "timm:resnet18", 8, 32
     ),
     "pets-vit": Case("Pets, cat or dog, ViT-Ti", "pets", "species", "breed", "vit", 4, 112),
     "cifar100-vit": Case("CIFAR-100, 20 superclasses, ViT-Ti", "cifar100", "coarse", "fine", "vit", 3, 96),
 }
+SPLIT = "pets-vit"  # the case whose coarse classes are split
 VIEWS = 2
 PER_BREED = 15  # training photos of each breed
 
@@ -255,10 +258,9 @@ def steps(options: argparse.Namespace) -> Iterator[tuple[str, Callable[[], Any]]
                     f"{name}-{method}-{seed}",
                     lambda name=name, method=method, seed=seed: measured_run(name, method, seed, options),
                 )
-        if seed == 0:
-            for name in pretrained:
-                for method in ("frozen", *METHODS):
-                    yield f"clusters-{name}-{method}", lambda name=name, method=method: clusters(name, method, options)
+        if seed == 0 and SPLIT in options.cases:
+            for method in ("frozen", "snca_plus", "grafit"):
+                yield f"clusters-{SPLIT}-{method}", lambda method=method: clusters(SPLIT, method, options)
 
 
 def measured(options: argparse.Namespace) -> list[dict[str, Any]]:

@@ -12,13 +12,16 @@ from patchloom.console import Console
 from patchloom.data.splits import Splits
 from patchloom.devices import Device
 from patchloom.errors import PatchloomError
+from patchloom.recipes.changes import checked_options
 from patchloom.recipes.recipe import Recipe
 from patchloom.runs.launch import launch
 from patchloom.runs.own import earlier_environment, has_checkpoint, run_task
-from patchloom.tasks.classification.config import DistillationConfig
+from patchloom.runs.sequence import launch as launch_both
+from patchloom.tasks.classification.config import DistillationConfig, absolute_place
 from patchloom.tasks.classification.plans import plan_distillation, plan_finetuning, plan_training
 from patchloom.tasks.own.plan import OwnRun, open_own, own_config
 from patchloom.tasks.retrieval.plans import plan_grafit
+from patchloom.tasks.retrieval.sequence import ClustersAfter, baseline_of, needs_clusters, without_clusters
 from patchloom.tasks.spec import Context
 from patchloom.tasks.translation.plans import plan_translation
 from patchloom.training.callbacks import Callback
@@ -225,18 +228,30 @@ def grafit(
         labels: The column to train on, of any level; "none" for no labels. By default the only column of the data.
         recipe: "grafit", "grafit_fc", "grafit_baseline", "snca", "snca_plus", "clusterfit_plus" or a small form; by
             default "grafit", or "grafit@small" for small images or few of them.
-        clusters_from: For "clusterfit_plus": the network whose vectors are clustered.
+        clusters_from: For "clusterfit_plus": the network whose vectors are clustered; by default the baseline, which is
+            trained first, in out/baseline.
         mean: The normalisation that the weights were trained with, where their file does not say.
         std: Likewise.
         changes: Fields of the recipe: loss="knn", views=8, projector="fc", instance_weight=0.5, epochs=10, ...
 
     The others are those of `train`.
     """
+    splits = Splits(train_split, test_split, hold_out)
+    common: dict[str, Any] = {"strict": strict, "log": log, "console": console, "device": device}
+    after = None
+    if needs_clusters(recipe, clusters_from):
+        if callbacks:
+            raise PatchloomError(f"Two runs take no callbacks: train the baseline, then {recipe} with clusters_from=.")
+        options = checked_options(model_options or {})
+        after = ClustersAfter(absolute_place(model), str(recipe), changes, options, mean, std)
+        recipe, changes = baseline_of(str(recipe)), without_clusters(changes)
     config = plan_grafit(
         data, model, recipe, changes, model_options, labels=labels, mean=mean, std=std, clusters_from=clusters_from,
-        splits=Splits(train_split, test_split, hold_out),
+        splits=splits,
     )  # fmt: skip
-    return launch(config, out, strict=strict, log=log, console=console, device=device, callbacks=callbacks)
+    if after is not None:
+        return launch_both(config, after, out, **common)
+    return launch(config, out, **common, callbacks=callbacks)
 
 
 def translate(

@@ -1,6 +1,6 @@
-"""Two runs in sequence: the second starts from the weights of the first (train low, finish high: FixRes, thesis 6.3.1).
+"""Two runs in sequence: the second needs the weights of the first (train low, finish high: FixRes, thesis 6.3.1).
 
-RUN/stages.json says what was asked for, RUN/low is the first run, RUN itself the second.
+RUN/stages.json says what was asked for, a folder in RUN is the first run, RUN itself the second.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from patchloom.tasks.spec import RunConfig, RunSequence
 from patchloom.temporary import write_text
 from patchloom.training.processes import join_processes, restarted
 from patchloom.training.run import Run
-
-_FIRST = "low"
 
 
 def launch(
@@ -55,7 +53,7 @@ def launch(
     try:
         return _continue(folder, first, sequence, console, {"strict": strict, "log": log, "device": device})
     except PatchloomError:
-        if not (folder / _FIRST / "recipe.yaml").exists():  # refused before it began: the folder stays free
+        if not (folder / sequence.folder / "recipe.yaml").exists():  # refused before it began: the folder stays free
             (folder / single.STAGES).unlink(missing_ok=True)
         raise
 
@@ -92,13 +90,14 @@ def _continue(
     """The first run, unless it is finished, and the second; `options` are those of `launch`."""
     console = console or Console()
     options |= {"console": console}
-    console.say(f"Stage 1 of 2, in {place / _FIRST}.")
-    if not (place / _FIRST / "recipe.yaml").exists():
-        single.launch(first, place / _FIRST, **options)
-    elif not (place / _FIRST / "export" / "model.json").exists():  # written last
-        single.resume(place / _FIRST, console, device=options["device"])
+    low = place / sequence.folder
+    console.say(f"Stage 1 of 2, in {low}.")
+    if not (low / "recipe.yaml").exists():
+        single.launch(first, low, **options)
+    elif not (low / "export" / "model.json").exists():  # written last
+        single.resume(low, console, device=options["device"])
     console.say(f"Stage 2 of 2, {sequence.describe()}.")
-    return single.launch(sequence.second(first, place / _FIRST), place, second_stage=True, **options)
+    return single.launch(sequence.second(first, low), place, second_stage=True, **options)
 
 
 def _read(path: Path) -> tuple[RunConfig, RunSequence, dict[str, Any]]:

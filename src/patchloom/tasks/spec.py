@@ -62,6 +62,11 @@ class Context:
 class RunSequence(Protocol):
     """Two runs, one after the other: `second` depends on the weights of the first."""
 
+    @property
+    def folder(self) -> str:
+        """The name of the first run's folder, in that of the second."""
+        ...
+
     def check(self, first: RunConfig) -> RunConfig:
         """The config of the second run before its weights exist; raises PatchloomError if it cannot be built."""
         ...

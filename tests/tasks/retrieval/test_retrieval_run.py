@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import patchloom
+from patchloom.cli.main import main
 from patchloom.console import Console
 from patchloom.errors import PatchloomError
 from patchloom.tasks.classification.images import open_images
@@ -24,6 +26,7 @@ from patchloom.tasks.retrieval.plans import plan_grafit
 from patchloom.tasks.retrieval.setup import make_task
 from patchloom.tasks.spec import Context
 from patchloom.training.processes import Processes
+from patchloom.weights import foreign
 
 TINY: dict[str, Any] = {
     "model": "resmlp_nano", "model_options": {"depth": 1, "dim": 32}, "resolution": 16, "views": 2, "workers": 0,
@@ -235,7 +238,8 @@ def test_memory_starts_at_random_or_with_the_network(colours: Path) -> None:
         ({"loss": "knn+knn"}, "knn\\+knn"),
         ({"projector": "mpl"}, "mpl"),
         ({"recipe": "deit"}, "deit is a recipe for classification"),
-        ({"recipe": "clusterfit_plus@small"}, "--clusters-from"),
+        ({"recipe": "clusterfit_plus@small", "clusters": 100}, "clusters=100 is more than the 28 images"),
+        ({"recipe": "clusterfit_plus@small", "labels": "none"}, "needs labels"),
         ({"mean": (0.5,) * 3}, "mean and std"),
         ({"model": "resmlp_mt_nano"}, "text"),
         ({"clusters_from": "somewhere"}, "clusterfit_plus"),
@@ -293,6 +297,36 @@ def test_clusterfit_learns_clusters_of_a_baseline(make_run: Callable[..., Path])
     assert network.class_names == tuple(f"cluster {i}" for i in range(5))
     environment = json.loads((run / "environment.json").read_text())
     assert len(environment["clusters"]) == 24
+
+
+def test_clusterfit_trains_its_baseline_first(colours: Path, tmp_path: Path) -> None:
+    """One command: stage by stage what two runs give, and a run that was cut between the stages is resumed."""
+    words = ["--recipe", "clusterfit_plus@small", "clusters=5", "model.depth=1", "model.dim=32", "img_size=16"]
+    words += ["epochs=1", "batch_size=8", "workers=0", "--labels", "colour", "--out", str(tmp_path / "run")]
+    main(["grafit", str(colours), "--model", "resmlp_nano", *words])
+    run, first = tmp_path / "run", tmp_path / "run" / "baseline"
+    assert patchloom.load(first).class_names == ("a", "b", "c")
+    assert patchloom.load(run).class_names == tuple(f"cluster {i}" for i in range(5))
+    kept = (run / "export" / "model.safetensors").read_bytes()
+    for place in [path for path in run.iterdir() if path.name not in ("baseline", "stages.json")]:
+        shutil.rmtree(place) if place.is_dir() else place.unlink()
+    main(["resume", str(run)])
+    assert (run / "export" / "model.safetensors").read_bytes() == kept
+
+
+def test_published_weights_of_timm_are_trunks(colours: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tag stands for published weights; without one the network starts at random."""
+    timm = pytest.importorskip("timm")
+    name = "test_resnet.r160_in1k"
+    published = timm.create_model(name)
+    monkeypatch.setattr(foreign, "_published", lambda source, wanted: published.state_dict() if wanted == name else {})
+    still = {**TINY, "resolution": 32, "model_options": {}, "lr": 0.0, "min_lr": 0.0}
+    run = patchloom.grafit(colours, out=tmp_path / "run", labels="colour", **{**still, "model": f"timm:{name}"})
+    mine = load_file(run.folder / "export" / "model.safetensors")
+    convolution = next(key for key in published.state_dict() if key.endswith("conv1.weight"))
+    assert torch.equal(mine[f"trunk.network.{convolution}"], published.state_dict()[convolution])
+    random = plan_grafit(colours, "timm:test_resnet", "grafit@small", {}, labels="colour")
+    assert random.task.start is None
 
 
 def test_predictions_are_equation_2_6(make_run: Callable[..., Path], colours: Path) -> None:

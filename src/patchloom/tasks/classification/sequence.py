@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from patchloom.data.opening import open_source
 from patchloom.recipes.networks import keep_scales
@@ -22,6 +22,8 @@ class FinishHigh:
     resolution: int
     changes: dict[str, Any] = field(default_factory=dict)
     recipe: str | None = None
+
+    folder: ClassVar[str] = "low"
 
     def check(self, first: RunConfig) -> RunConfig:
         """The second run as it will be, before its weights are there; refuses what cannot be.

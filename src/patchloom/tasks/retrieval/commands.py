@@ -37,7 +37,9 @@ def _add_grafit(parser: argparse.ArgumentParser) -> None:
         "--instance-weight", type=float, metavar="X", help="weight of the instance or triplet loss (default: 1)"
     )
     group.add_argument(
-        "--clusters-from", metavar="RUN", help="model whose embeddings are clustered, for clusterfit_plus"
+        "--clusters-from",
+        metavar="RUN",
+        help="model whose embeddings are clustered, for clusterfit_plus (default: a baseline that is trained first)",
     )
     group = parser.add_argument_group("data")
     group.add_argument(
@@ -50,10 +52,20 @@ def _add_grafit(parser: argparse.ArgumentParser) -> None:
 
 def _plan(options: argparse.Namespace) -> Any:
     from patchloom.data.splits import Splits
+    from patchloom.tasks.retrieval.plans import plan_grafit
+
+    changes, model_options, mean, std = _settings(options)
+    return plan_grafit(
+        options.data, options.model, options.recipe, changes, model_options, labels=options.labels, mean=mean, std=std,
+        clusters_from=options.clusters_from, splits=Splits(options.train_split, options.test_split, options.hold_out),
+    )  # fmt: skip
+
+
+def _settings(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any], Any, Any]:
+    """Changes of the recipe, options of the model, mean and standard deviation."""
     from patchloom.errors import PatchloomError
     from patchloom.recipes.changes import parse_words
     from patchloom.recipes.grafit import RetrievalOptions
-    from patchloom.tasks.retrieval.plans import plan_grafit
 
     changes, model_options = parse_words(options.settings, RetrievalOptions, ("mean", "std"))
     for name in _FIELDS:
@@ -61,11 +73,22 @@ def _plan(options: argparse.Namespace) -> Any:
         if given is not None and changes.setdefault(name, given) != given:
             flag = name.replace("_", "-")
             raise PatchloomError(f"--{flag} {given} contradicts {name}={changes[name]}: give one.")
-    mean, std = changes.pop("mean", None), changes.pop("std", None)
-    return plan_grafit(
-        options.data, options.model, options.recipe, changes, model_options, labels=options.labels, mean=mean, std=std,
-        clusters_from=options.clusters_from, splits=Splits(options.train_split, options.test_split, options.hold_out),
-    )  # fmt: skip
+    return changes, model_options, changes.pop("mean", None), changes.pop("std", None)
+
+
+def _clusters_after(options: argparse.Namespace) -> Any:
+    """The run on clusters, where the network that is clustered is to be trained first; the options become those of that
+    training."""
+    from patchloom.tasks.classification.config import absolute_place
+    from patchloom.tasks.retrieval.sequence import ClustersAfter, baseline_of, needs_clusters
+
+    if not needs_clusters(options.recipe, options.clusters_from):
+        return None
+    changes, model_options, mean, std = _settings(options)
+    second = ClustersAfter(absolute_place(options.model), options.recipe, changes, model_options, mean, std)
+    options.recipe = baseline_of(options.recipe)
+    options.settings = [word for word in options.settings if not word.startswith("clusters=")]
+    return second
 
 
 def _add_evaluate(parser: argparse.ArgumentParser) -> None:
@@ -132,6 +155,7 @@ COMMANDS = (
         ),
         _add_grafit,
         _plan,
+        _clusters_after,
     ),
 )
 EVALUATE = Tool(_add_evaluate, _evaluate)

@@ -94,9 +94,9 @@ def _trunk(
 
 
 def _is_weights(model: Place) -> bool:
-    """Whether a name stands for weights to start from: a path, a published tag or timm:NAME:FILE."""
+    """Whether a name stands for weights to start from: a path, a published tag, timm:NAME.TAG or timm:NAME:FILE."""
     if isinstance(model, str) and model.startswith(TIMM):
-        return ":" in model.removeprefix(TIMM)
+        return any(mark in model.removeprefix(TIMM) for mark in ".:")
     return is_remote(model) or Path(model).exists()
 
 
