@@ -71,15 +71,12 @@ class Case:
         )
 
 
+CIFAR10, CIFAR100 = "CIFAR-10, animal or vehicle", "CIFAR-100, 20 superclasses"
 CASES = {
-    "cifar10-nano": Case(
-        "CIFAR-10, animal or vehicle, nano network", "cifar10", "coarse", "fine", "patchconvnet_nano", 6, 32
-    ),
-    "cifar10-resnet18": Case(
-        "CIFAR-10, animal or vehicle, ResNet-18", "cifar10", "coarse", "fine", "timm:resnet18", 8, 32
-    ),
+    "cifar10-nano": Case(f"{CIFAR10}, nano network", "cifar10", "coarse", "fine", "patchconvnet_nano", 6, 32),
+    "cifar10-resnet18": Case(f"{CIFAR10}, ResNet-18", "cifar10", "coarse", "fine", "timm:resnet18", 4, 32),
     "pets-vit": Case("Pets, cat or dog, ViT-Ti", "pets", "species", "breed", "vit", 4, 112),
-    "cifar100-vit": Case("CIFAR-100, 20 superclasses, ViT-Ti", "cifar100", "coarse", "fine", "vit", 3, 96),
+    "cifar100-vit": Case(f"{CIFAR100}, ViT-Ti", "cifar100", "coarse", "fine", "vit", 3, 96),
 }
 SPLIT = "pets-vit"  # the case whose coarse classes are split
 VIEWS = 2
