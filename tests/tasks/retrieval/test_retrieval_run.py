@@ -20,6 +20,7 @@ import patchloom
 from patchloom.cli.main import main
 from patchloom.console import Console
 from patchloom.errors import PatchloomError
+from patchloom.models.heads import MLPHead
 from patchloom.tasks.classification.images import open_images
 from patchloom.tasks.retrieval.images import open_labelled
 from patchloom.tasks.retrieval.plans import plan_grafit
@@ -33,6 +34,7 @@ TINY: dict[str, Any] = {
     "batch_size": 8, "epochs": 1, "projector_hidden": 16, "projector_dim": 12, "predictor_hidden": 16,
     "device": "cpu", "console": Console(quiet=True),
 }  # fmt: skip
+QUIET: dict[str, Any] = {"device": "cpu", "console": Console(quiet=True)}
 # nothing moves but the memory, which comes to hold the embeddings
 STILL: dict[str, Any] = {
     "lr": 0.0, "min_lr": 0.0, "warmup_epochs": 0.0, "augmentation": "none", "affine": 0.0, "color_jitter": 0.0,
@@ -327,6 +329,27 @@ def test_published_weights_of_timm_are_trunks(colours: Path, tmp_path: Path, mon
     assert torch.equal(mine[f"trunk.network.{convolution}"], published.state_dict()[convolution])
     random = plan_grafit(colours, "timm:test_resnet", "grafit@small", {}, labels="colour")
     assert random.task.start is None
+
+
+@pytest.mark.parametrize("model", ["resmlp_nano", "timm:test_resnet"])
+def test_both_transfer_heads_start_from_the_trunk(model: str, colours: Path, tmp_path: Path) -> None:
+    pytest.importorskip("timm")
+    options = {"model_options": {}} if model.startswith("timm") else {}
+    still = {"lr": 0.0, "min_lr": 0.0, "resolution": 32}
+    patchloom.grafit(colours, out=tmp_path / "run", labels="colour", **{**TINY, **options, **still, "model": model})
+    trunk = load_file(tmp_path / "run" / "export" / "model.safetensors")
+    for head in ("linear", "mlp"):
+        run = patchloom.finetune(
+            tmp_path / "run", colours, out=tmp_path / head, labels="fine", recipe="grafit_transfer@small", epochs=1,
+            model_options={"head": head}, batch_size=8, workers=0, warmup_epochs=0.0, **still, **QUIET,
+        )  # fmt: skip
+        network = patchloom.load(run.folder)
+        assert network.class_names == tuple(f"fine {i}" for i in range(4))
+        assert any(isinstance(module, MLPHead) for module in network.modules()) == (head == "mlp")
+        mine = network.state_dict()
+        kept = [name for name in trunk if name.startswith("trunk.") and name.endswith("weight")]
+        assert kept
+        assert all(torch.equal(trunk[name], mine[name.removeprefix("trunk.")]) for name in kept)
 
 
 def test_predictions_are_equation_2_6(make_run: Callable[..., Path], colours: Path) -> None:
