@@ -80,13 +80,14 @@ def stability(vectors: np.ndarray, number: int, seed: int = 0) -> float:
 
 
 def gaps(vectors: np.ndarray, seed: int = 0) -> dict[int, float]:
-    """For each number of clusters the gap: the logarithm of the mean distance within clusters, of structureless vectors
-    with the same mean and covariance, minus that of the vectors (N, D)."""
+    """For each number of clusters the gap: the logarithm of the mean distance within clusters, of structureless unit
+    vectors with the same mean and covariance, minus that of the unit vectors (N, D)."""
     generator = np.random.default_rng(seed)
     centre = vectors.mean(axis=0)
     _, spread, axes = np.linalg.svd(vectors - centre, full_matrices=False)
     shape = spread[:, None] * axes / np.sqrt(len(vectors))
-    references = [centre + generator.standard_normal((len(vectors), len(shape))) @ shape for _ in range(_REFERENCES)]
+    drawn = (centre + generator.standard_normal((len(vectors), len(shape))) @ shape for _ in range(_REFERENCES))
+    references = [one / np.linalg.norm(one, axis=1, keepdims=True) for one in drawn]
     return {
         number: float(np.mean([_within(one, number, 1, seed) for one in references]))
         - _within(vectors, number, _STARTS, seed)
