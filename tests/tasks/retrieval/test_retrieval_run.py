@@ -316,6 +316,16 @@ def test_clusterfit_trains_its_baseline_first(colours: Path, tmp_path: Path) -> 
     assert (run / "export" / "model.safetensors").read_bytes() == kept
 
 
+def test_a_classifier_on_trained_weights_starts_at_zero(make_run: Callable[..., Path]) -> None:
+    first = make_run("first", lr=0.0, min_lr=0.0, recipe="grafit_baseline@small")
+    options = {"recipe": "grafit_baseline@small", "lr": 0.0, "min_lr": 0.0, "weight_decay": 0.0}
+    second = make_run("second", model=first, model_options={}, **options)
+    one, other = (load_file(run / "export" / "model.safetensors") for run in (first, second))
+    heads = [name for name in one if name.startswith("head.")]
+    assert len(heads) == 2
+    assert all(one[name].any() and not other[name].any() for name in heads)
+
+
 def test_published_weights_of_timm_are_trunks(colours: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tag stands for published weights; without one the network starts at random."""
     timm = pytest.importorskip("timm")

@@ -53,6 +53,10 @@ def make_modules(
             size = trunk.config.img_size
             trunk.preprocessing = dataclasses.replace(config.start.preprocessing, img_size=size)
         network = _embedding_network(trunk, recipe, terms, classes)
+        if network.head is not None and config.start is not None:
+            # Trained vectors are long: a random classifier would be confident, and its gradient would destroy them.
+            for parameter in network.head.parameters():
+                nn.init.zeros_(parameter)
         modules = nn.ModuleDict({MODEL: network})
         width, dim = network.config.trunk_dim, network.config.dim
         if terms.projects and not terms.projector_stays and recipe.projector != "none":
