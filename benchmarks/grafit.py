@@ -263,10 +263,13 @@ def steps(options: argparse.Namespace) -> Iterator[tuple[str, Callable[[], Any]]
 def measured(options: argparse.Namespace) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for name, measure in steps(options):
-        found = kept(options.out / "measured" / f"{name}.json", measure)
+        file = options.out / "measured" / f"{name}.json"
+        if options.kept_only and not file.exists():
+            continue
+        found = kept(file, measure)
         rows += found if isinstance(found, list) else [found]
         if options.page:
-            options.page.write_text(page(rows, CASES))
+            options.page.write_text(page(rows, CASES, options.seeds))
     return rows
 
 
@@ -279,6 +282,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--epochs", type=int, help="of every run, in place of those of the case")
     parser.add_argument("--clusters", type=int, nargs="*", default=[12, 25], help="numbers of clusters beside auto")
     parser.add_argument("--out", type=Path, default=Path(".cache/grafit"), help="keep runs and measurements here")
+    parser.add_argument("--kept-only", action="store_true", help="measure nothing: a page of what is kept")
     parser.add_argument("--page", type=Path, help="write the tables here, docs/results/grafit.md")
     return parser
 

@@ -35,10 +35,10 @@ FIGURES = ("knn", "map_none", "map_coarse", "map_oracle")
 
 PAGE = """# Grafit: fine-grained search from coarse labels
 
-This page compares [Grafit](../grafit.md) with its baselines on small real data, after training on coarse labels alone: four networks, {seeds} seed(s), beside the thesis's Table 2.7.
+This page compares [Grafit](../grafit.md) with its baselines on small real data, after training on coarse labels alone, beside the thesis's Table 2.7.
 
 `{command}`, {date}, torch {torch}, one thread.
-
+{partial}
 The queries are the held-out images and the collection is the training split. kNN accuracy and mAP are those of the fine labels, which training does not see, in %: mean and
 standard deviation over the seeds. *coarse* ranks by Eq. 2.5 with the predicted coarse class, *oracle* with the true one first. *kNN coarse* is the accuracy on the
 labels that were learned.
@@ -53,6 +53,10 @@ Table 2.7 has the same rows for ResNet-50 after 600 epochs, kNN / mAP without co
 
 {order}
 {clusters}"""  # noqa: E501
+
+PARTIAL = """
+**This page is incomplete: {done} of {planned} runs are measured. The same command adds the others.**
+"""
 
 CASE = """
 ## {title}
@@ -76,11 +80,13 @@ classes, 0 for chance) and purity. *k-means on the frozen network* is the same c
 """  # noqa: E501
 
 
-def page(rows: Sequence[Row], cases: Mapping[str, Any]) -> str:
+def page(rows: Sequence[Row], cases: Mapping[str, Any], seeds: int) -> str:
     searched = [row for row in rows if row["part"] == "search"]
     clustered = [row for row in rows if row["part"] == "clusters"]
+    done = sum(row["method"] in METHODS for row in searched)
+    planned = len(cases) * len(METHODS) * seeds
     return PAGE.format(
-        seeds=len({row["seed"] for row in searched}),
+        partial=PARTIAL.format(done=done, planned=planned) if done < planned else "",
         command=shlex.join(["python", *sys.argv]),
         date=time.strftime("%Y-%m-%d"),
         torch=torch.__version__,
