@@ -1,7 +1,7 @@
 """Grafit beside its baselines on small real data: search by fine labels after training on coarse ones.
 
     python benchmarks/grafit.py DATA VIT [--cases ...] [--seeds 3] [--out DIR] [--json FILE]
-        [--page docs/results/grafit.md]
+        [--page docs/results/grafit.md] [--kept-only]
 
 DATA is a folder with pets128.tar, cifar100_part.tar and cifar10_jpeg.tar; VIT is a file with the weights of ViT-Ti
 (augreg). Four networks are trained on coarse labels: two from scratch (animal or vehicle, on CIFAR-10), two from VIT
