@@ -20,7 +20,7 @@ from patchloom.tasks.classification.config import DistillationConfig
 from patchloom.tasks.classification.plans import plan_distillation, plan_finetuning, plan_training
 from patchloom.tasks.own.plan import OwnRun, open_own, own_config
 from patchloom.tasks.pretraining.plans import plan_pretraining
-from patchloom.tasks.retrieval.plans import plan_grafit
+from patchloom.tasks.retrieval.sequence import plan_runs
 from patchloom.tasks.spec import Context
 from patchloom.tasks.translation.plans import plan_translation
 from patchloom.training.callbacks import Callback
@@ -227,18 +227,19 @@ def grafit(
         labels: The column to train on, of any level; "none" for no labels. By default the only column of the data.
         recipe: "grafit", "grafit_fc", "grafit_baseline", "snca", "snca_plus", "clusterfit_plus" or a small form; by
             default "grafit", or "grafit@small" for small images or few of them.
-        clusters_from: For "clusterfit_plus": the network whose vectors are clustered.
+        clusters_from: For "clusterfit_plus": the network whose vectors are clustered; by default the baseline, which is
+            trained first, in out/baseline.
         mean: The normalisation that the weights were trained with, where their file does not say.
         std: Likewise.
         changes: Fields of the recipe: loss="knn", views=8, projector="fc", instance_weight=0.5, epochs=10, ...
 
     The others are those of `train`.
     """
-    config = plan_grafit(
+    config = plan_runs(
         data, model, recipe, changes, model_options, labels=labels, mean=mean, std=std, clusters_from=clusters_from,
         splits=Splits(train_split, test_split, hold_out),
     )  # fmt: skip
-    return launch(config, out, strict=strict, log=log, console=console, device=device, callbacks=callbacks)
+    return launch_one_or_two(config, out, strict=strict, log=log, console=console, device=device, callbacks=callbacks)
 
 
 def translate(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ from patchloom.compat import import_timm
 from patchloom.errors import PatchloomError
 from patchloom.models.convnet import count_trunk
 from patchloom.models.foreign import ForeignConfig, ForeignNetwork
+from patchloom.models.heads import MLPHead
 from patchloom.models.registry import build, config_from_json, find_config
+from patchloom.models.roles import parameter_roles
 
 NAMES = ["test_resnet", "test_vit", "test_convnext", "test_efficientnet"]
 
@@ -137,6 +140,27 @@ def test_unknown_names_suggest_the_nearest() -> None:
         patchloom.create_model("timm:resnet5")
     with pytest.raises(PatchloomError, match=r"load\('timm:resnet18:a.pth'\)"):
         patchloom.create_model("timm:resnet18:a.pth")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_mlp_takes_the_place_of_the_classifier(name: str, tmp_path: Path) -> None:
+    model = make(name, head="mlp")
+    linear = make(name)
+    x = images(model)
+    heads = {parameter for parameter, role in parameter_roles(model).items() if role == "head"}
+    assert len(heads) == 6  # of two linear layers and the BatchNorm between them
+    with torch.no_grad():
+        vector, logits = model.embed(x), model(x)
+        assert vector.shape == linear.embed(x).shape
+        (head,) = [module for module in model.modules() if isinstance(module, MLPHead)]
+        assert_close(head(vector), logits, 1e-5)
+        patchloom.save(model, tmp_path / "mlp.safetensors")
+        assert_close(patchloom.load(tmp_path / "mlp.safetensors")(x), logits, 1e-5)
+    model.reset_head(3)
+    assert model(x).shape == (2, 3)
+    assert isinstance(model.network.get_classifier(), MLPHead)
+    model.network.reset_classifier(0)
+    assert_close(model.embed(x), vector, 1e-5)
 
 
 def test_a_config_is_plain_json() -> None:

@@ -16,7 +16,7 @@ from sklearn.metrics import adjusted_rand_score
 from patchloom.cli.main import main
 from patchloom.data.opening import open_source
 from patchloom.inference.neighbours import normalise
-from patchloom.search.splitting import agreement, cluster, split_class, stability
+from patchloom.search.splitting import agreement, choose_number, cluster, gaps, split_class, stability
 
 world, built = searching.world, searching.built
 
@@ -27,7 +27,7 @@ def blobs(number: int, each: int = 40, noise: float = 0.08) -> tuple[np.ndarray,
     return normalise(np.eye(number, 16)[truth] + noise * generator.normal(size=(len(truth), 16))).numpy(), truth
 
 
-@pytest.mark.parametrize("number", [2, 5])
+@pytest.mark.parametrize("number", [2, 5, 12])
 def test_clusters_that_are_there_are_found(number: int) -> None:
     vectors, truth = blobs(number)
     assert adjusted_rand_score(truth, cluster(vectors, number)) == pytest.approx(1)
@@ -37,12 +37,33 @@ def test_clusters_that_are_there_are_found(number: int) -> None:
     assert agreement(found.labels, truth) == {"ari": pytest.approx(1), "purity": pytest.approx(1)}
 
 
-def test_noise_is_not_split() -> None:
-    vectors = normalise(np.random.default_rng(0).normal(size=(120, 16))).numpy()
+def test_groups_inside_the_classes_do_not_hide_them() -> None:
+    """Twelve classes, each of ten groups of alike images: the gap rises to the last number, its bend is at twelve."""
+    generator = np.random.default_rng(0)
+    classes = np.repeat(np.arange(12), 50)
+    vectors = np.eye(12, 48)[classes] + 0.12 * generator.normal(size=(600, 48))
+    vectors += np.repeat(0.12 * generator.normal(size=(120, 48)), 5, axis=0)
+    vectors = normalise(vectors).numpy()
+    found = gaps(vectors)
+    assert max(found, key=found.__getitem__) > 12
+    assert choose_number(found, 600) == 12
+
+
+@pytest.mark.parametrize("spread", [1.0, np.linspace(2, 0.1, 16)])
+def test_noise_is_not_split(spread: np.ndarray | float) -> None:
+    vectors = normalise(np.random.default_rng(0).normal(size=(120, 16)) * spread).numpy()
     assert stability(vectors, 4) < 0.5
     found = split_class(vectors, np.arange(120), None)
     assert (found.number, found.stability) == (1, None)
     assert set(found.tried) == {2, 3, 4, 5, 6, 8, 10, 12}
+
+
+def test_the_number_is_at_the_bend_of_the_gap() -> None:
+    assert choose_number({}, 100) == 1
+    assert choose_number({2: -0.1, 4: 0.05}, 100) == 1
+    assert choose_number({2: 0.9, 4: 0.5, 8: 0.3}, 100) == 2
+    assert choose_number({2: 0.1, 4: 0.5, 8: 0.6, 16: 0.7}, 100) == 4
+    assert choose_number({2: 0.01, 4: 0.03, 8: 0.2}, 100) == 8  # no bend: the most
 
 
 def test_purity_and_rand_index_by_hand() -> None:

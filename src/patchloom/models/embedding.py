@@ -135,10 +135,52 @@ def make_projector(kind: ProjectorKind, inputs: int, hidden: int, outputs: int) 
     if kind == "none":
         return nn.Identity()
     if kind == "fc":
-        return nn.Linear(inputs, outputs)
-    return nn.Sequential(
+        return LinearProjector(inputs, outputs)
+    return MlpProjector(
         nn.Linear(inputs, hidden), nn.BatchNorm1d(hidden), nn.ReLU(inplace=True), nn.Linear(hidden, outputs)
     )
+
+
+class LinearProjector(nn.Linear):
+    """A linear projector."""
+
+    role = "head"  # as a whole: it starts at random, and so may have a rate of its own
+
+
+class MlpProjector(nn.Sequential):
+    """Linear, BatchNorm, ReLU, linear."""
+
+    role = "head"
+
+
+@torch.no_grad()
+def start_linear(projector: nn.Module) -> None:
+    """Give a projector weights with which it passes its inputs on, or a random projection of them where it is narrower,
+    so that it keeps their angles ("looks linear" of Balduzzi et al. 2017; of an MLP, those of standardised inputs)."""
+    if isinstance(projector, LinearProjector):
+        _fill(projector, _isometry(projector.out_features, projector.in_features))
+    elif isinstance(projector, MlpProjector):
+        first, last = projector[0], projector[-1]
+        assert isinstance(first, nn.Linear)
+        assert isinstance(last, nn.Linear)
+        turn = _isometry(first.out_features // 2, first.in_features)
+        back = _isometry(last.out_features, first.in_features) @ turn.T
+        # relu(a) - relu(-a) = a: units in pairs of opposite sign pass everything on.
+        _fill(first, torch.cat([turn, -turn]))
+        _fill(last, torch.cat([back, -back], dim=1))
+
+
+def _isometry(outputs: int, inputs: int) -> Tensor:
+    """(outputs, inputs): the identity with zeros below, or orthonormal rows where that would lose inputs."""
+    return torch.eye(outputs, inputs) if outputs >= inputs else nn.init.orthogonal_(torch.empty(outputs, inputs))
+
+
+def _fill(layer: nn.Linear, weight: Tensor) -> None:
+    """The weight with zeros around it where the layer is larger, and no bias."""
+    nn.init.zeros_(layer.weight)
+    layer.weight[: weight.shape[0], : weight.shape[1]] = weight
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
 
 
 def without_head(network: Network) -> Network:

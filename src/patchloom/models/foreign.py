@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from patchloom.compat import import_timm
 from patchloom.errors import PatchloomError, did_you_mean
 from patchloom.models.config import Config, check_rate
 from patchloom.models.features import Features, TokenLayout, block_indices
+from patchloom.models.heads import MLPHead
 from patchloom.models.masking import Visible
 from patchloom.models.network import Network
 from patchloom.models.preprocessing import Preprocessing
@@ -63,6 +64,7 @@ class ForeignConfig(Config):
     name: str = "timm:resnet50"
     family: str = "timm"
     num_classes: int = field(default=1000, metadata={"least": 0})  # 0: no classifier
+    head: Literal["linear", "mlp"] = "linear"  # linear: timm's own classifier; mlp: Grafit's (2.4.6) in its place
     drop_path: float = 0.0
     dropout: float = 0.0
     options: tuple[tuple[str, Any], ...] = ()
@@ -178,6 +180,8 @@ class ForeignNetwork(Network):
         self.config = self.config.replace(num_classes=num_classes)
         self.class_names = None
         self.network.reset_classifier(num_classes)
+        if self.config.head == "mlp":
+            _give_mlp(self.network, self.config)
         # A new classifier is made on the CPU in float32; the network may be elsewhere.
         self.network.to(old)
 
@@ -264,7 +268,8 @@ def _make(config: ForeignConfig) -> Any:
     name, _ = split_source(config.name)
     sizes = {"num_classes": config.num_classes, "in_chans": config.in_chans}
     try:
-        return import_timm().create_model(name, **sizes, **options)
+        network = import_timm().create_model(name, **sizes, **options)
+        return _give_mlp(network, config) if config.head == "mlp" else network
     except (TypeError, ValueError, AssertionError, RuntimeError) as error:  # options that timm does not have or accept
         unknown = next((option for option in options if f"'{option}'" in str(error)), None)
         if unknown is None:
@@ -272,6 +277,17 @@ def _make(config: ForeignConfig) -> Any:
             raise PatchloomError(f"{config.name} cannot be built: {reason}.") from error
         ours = {"drop_path_rate": "drop_path", "drop_rate": "dropout"}.get(unknown, unknown)
         raise PatchloomError(f"timm's {name} has no option {ours!r}: leave it out, or set it to 0.") from error
+
+
+def _give_mlp(network: Any, config: ForeignConfig) -> Any:
+    """The network with an MLP in the place of its classifier, which must be a linear layer."""
+    names = _published(config.timm_name).classifier
+    place, _, name = str(names).rpartition(".")
+    linear = network.get_submodule(str(names)) if isinstance(names, str) and names else None
+    if not isinstance(linear, nn.Linear):
+        raise PatchloomError(f"{config.name} has no single linear classifier that head=mlp could replace.")
+    setattr(network.get_submodule(place), name, MLPHead(linear.in_features, config.num_classes))
+    return network
 
 
 def _preprocessing(network: Any, config: ForeignConfig) -> Preprocessing:

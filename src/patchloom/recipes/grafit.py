@@ -35,11 +35,14 @@ class RetrievalOptions(ImageOptions, NetworkOptions):
     projector: Literal["mlp", "fc", "none"] = "mlp"
     projector_hidden: int = 4096  # width of the MLP
     projector_dim: int = 256  # of the embedding
+    # weights that it starts with; linear: such that it keeps the angles of the trunk's vectors
+    projector_start: Literal["random", "linear"] = "random"
     predictor_hidden: int = 4096
     embedding: Literal["auto", "projector", "trunk"] = "auto"  # what the run exports; auto: by the loss
     target_decay: float = 0.996  # tau: target <- tau target + (1 - tau) network, after every step
     target_decay_end: float | None = 1.0  # tau goes there along a cosine; None: it stays
     target_norm: Literal["batch", "running"] = "batch"  # statistics of the target's BatchNorm
+    trained_lr: float = 1.0  # the rate of a trunk that starts from trained weights, as a fraction of lr
     # memory
     memory_start: Literal["random", "network"] = "random"  # unit vectors, or embeddings of the network as it starts
     memory_update: Literal["after", "before"] = "after"  # the loss of the step
@@ -56,7 +59,8 @@ class RetrievalOptions(ImageOptions, NetworkOptions):
 
     TASK: ClassVar[str] = "retrieval (Grafit)"
     FRACTIONS: ClassVar[tuple[str, ...]] = (
-        *ImageOptions.FRACTIONS, *NetworkOptions.FRACTIONS, "target_decay", "target_decay_end", "test_crop_ratio",
+        *ImageOptions.FRACTIONS, *NetworkOptions.FRACTIONS,
+        "trained_lr", "target_decay", "target_decay_end", "test_crop_ratio",
     )  # fmt: skip
     NOT_NEGATIVE: ClassVar[tuple[str, ...]] = (
         *ImageOptions.NOT_NEGATIVE, *NetworkOptions.NOT_NEGATIVE, "instance_weight", "triplet_margin",
@@ -108,6 +112,8 @@ _COMMON: dict[str, Cited] = {
     "projector_hidden": (4096, f"{_BYOL}; fits the parameters of Table 2.7"),
     "projector_dim": (256, "thesis 2.3.1: the example of the text; fits the parameters of Table 2.7"),
     "predictor_hidden": (4096, _BYOL),
+    "projector_start": ("random", f"{_OPEN}: none named"),
+    "trained_lr": (1.0, f"{_OPEN}: trunks of the thesis start at random"),
     "embedding": ("auto", "thesis 2.4.2: the trunk's vector for cross-entropy, else the projector's; Table 2.7"),
     "target_decay": (0.996, _BYOL),
     "target_decay_end": (1.0, f"{_BYOL}: to 1 along a cosine"),
@@ -164,9 +170,11 @@ GRAFIT_RECIPES = {r.name: r for r in (GRAFIT, GRAFIT_FC, GRAFIT_BASELINE, SNCA, 
 def _small(recipe: Recipe) -> Recipe:
     """By the rule of all small forms, but for what this loss needs: views that differ, and a rate by the batch."""
     narrow: dict[str, Cited] = {
-        "projector_hidden": (512, _SMALL),
-        "projector_dim": (128, _SMALL),
-        "predictor_hidden": (512, _SMALL),
+        "projector_hidden": (1024, _SMALL),
+        "predictor_hidden": (1024, _SMALL),
+        "projector_dim": (256, "as grafit, for every projector"),
+        "projector_start": ("linear", f"{_SMALL}: a random projector would first have to learn what its trunk knows"),
+        "trained_lr": (0.1, f"{_SMALL}: a higher rate destroys what trained weights know"),
     }
     if recipe.clusters:
         narrow["clusters"] = (100, _SMALL)

@@ -1,5 +1,5 @@
-"""Launch and resume what a config describes: one run, or two in sequence, where the second starts from what the first
-has exported (train low, finish high: FixRes, thesis 6.3.1; a tokenizer, then BeiT).
+"""Launch and resume what a config describes: one run, or two in sequence, where the second needs what the first has
+exported (train low, finish high: FixRes, thesis 6.3.1; a tokenizer, then BeiT; a baseline, then ClusterFit+).
 
 Of two, RUN/stages.json holds the configs, RUN/FOLDER is the first run (`RunSequence.folder`), RUN the second.
 """

@@ -1,8 +1,9 @@
 """Propose finer classes: clusters of the embeddings inside every coarse class, and how stable they are.
 
-"How fine can I go" is measured by stability: k-means on two random subsets of a class should put the images that they
-share into the same clusters. The agreement is the adjusted Rand index, 1 for the same
-clusters and 0 for chance.
+"How fine can I go" has two answers. The number of clusters is chosen by the gap statistic (Tibshirani et al. 2001): how
+much tighter the clusters are than those of structureless vectors with the same covariance. Stability says how far to
+trust them: k-means on two random subsets of a class should put the images that they share into the same clusters. The
+agreement is the adjusted Rand index, 1 for the same clusters and 0 for chance.
 """
 
 from __future__ import annotations
@@ -25,12 +26,11 @@ from patchloom.search.columns import find_column
 if TYPE_CHECKING:
     from patchloom.search.index import Index
 
-STABLE = 0.6  # agreement from which clusters count as stable
-NEAR = 0.95  # of the best agreement, which they must reach too: halves of real clusters agree quite well
 NUMBERS = (2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50)  # that "auto" tries
 LEAST = 10  # images per cluster on average
 _PAIRS, _SHARE = 5, 0.8  # pairs of subsets that are compared, and their share of the images
 _STARTS = 5  # of k-means
+_REFERENCES = 3  # sets of structureless vectors
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Clusters:
     places: np.ndarray
     labels: np.ndarray
     stability: float | None  # of this number of clusters; None for one cluster
-    tried: dict[int, float]
+    tried: dict[int, float]  # the gap of each number that was tried
 
     @property
     def number(self) -> int:
@@ -78,18 +78,50 @@ def stability(vectors: np.ndarray, number: int, seed: int = 0) -> float:
     return float(np.mean(agreement))
 
 
+def gaps(vectors: np.ndarray, seed: int = 0) -> dict[int, float]:
+    """For each number of clusters the gap: the logarithm of the mean distance within clusters, of structureless unit
+    vectors with the same mean and covariance, minus that of the unit vectors (N, D)."""
+    generator = np.random.default_rng(seed)
+    centre = vectors.mean(axis=0)
+    _, spread, axes = np.linalg.svd(vectors - centre, full_matrices=False)
+    shape = spread[:, None] * axes / np.sqrt(len(vectors))
+    drawn = (centre + generator.standard_normal((len(vectors), len(shape))) @ shape for _ in range(_REFERENCES))
+    references = [one / np.linalg.norm(one, axis=1, keepdims=True) for one in drawn]
+    return {
+        number: float(np.mean([_within(one, number, 1, seed) for one in references]))
+        - _within(vectors, number, _STARTS, seed)
+        for number in NUMBERS
+        if number * LEAST <= len(vectors)
+    }
+
+
+def _within(vectors: np.ndarray, number: int, starts: int, seed: int) -> float:
+    """The logarithm of the sum of squared distances to the centres of clusters."""
+    inertia = _k_means()(number, n_init=starts, random_state=seed).fit(vectors).inertia_
+    return float(np.log(max(inertia, np.finfo(float).tiny)))
+
+
+def choose_number(gap: Mapping[int, float], images: int) -> int:
+    """The number of clusters at the bend of the gap over the logarithm of the number; 1 if the gap of so many images is
+    no larger than chance makes it.
+
+    The gap rises steeply until every class has a cluster. In photos it goes on rising slowly, with small groups that
+    look alike, so its largest value says little. The bend is furthest above the line from one cluster, whose gap is 0,
+    to the last number (as in Satopaa et al. 2011).
+    """
+    if max(gap.values(), default=0.0) < images**-0.5:
+        return 1
+    last = max(gap)
+    above = {number: value - gap[last] * np.log(number) / np.log(last) for number, value in gap.items()}
+    return max(reversed(above), key=above.__getitem__)
+
+
 def split_class(vectors: np.ndarray, places: np.ndarray, number: int | None, seed: int = 0) -> Clusters:
-    """The clusters of one class: `number` of them, or the largest number that is stable; one if none is."""
-    if number is not None:
-        number = min(number, len(vectors))
-        score = stability(vectors, number, seed) if 1 < number < len(vectors) else None
-        return Clusters(places, cluster(vectors, number, seed), score, {} if score is None else {number: score})
-    tried = {each: stability(vectors, each, seed) for each in NUMBERS if each * LEAST <= len(vectors)}
-    # Stable by itself, and nearly as stable as the most stable number.
-    least = max(STABLE, NEAR * max(tried.values(), default=0.0))
-    stable = [each for each, score in tried.items() if score >= least]
-    chosen = max(stable, default=1)
-    return Clusters(places, cluster(vectors, chosen, seed), tried.get(chosen), tried)
+    """The clusters of one class: `number` of them, or as many as the gap statistic finds."""
+    found = gaps(vectors, seed) if number is None else {}
+    chosen = choose_number(found, len(vectors)) if number is None else min(number, len(vectors))
+    score = stability(vectors, chosen, seed) if 1 < chosen < len(vectors) else None
+    return Clusters(places, cluster(vectors, chosen, seed), score, found)
 
 
 def split_index(
@@ -103,7 +135,7 @@ def split_index(
 ) -> tuple[dict[str, Clusters], dict[str, Any]]:
     """Clusters inside every class of a column, and a summary of them.
 
-    clusters   the number in every class; by default the largest number that is stable (STABLE, NEAR)
+    clusters   the number in every class; by default the one that the gap statistic chooses
     truth      a column with finer classes, to compare with: adjusted Rand index and purity
 
     Images without a label in the column are left out.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,20 +17,24 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import patchloom
+from patchloom.cli.main import main
 from patchloom.console import Console
 from patchloom.errors import PatchloomError
+from patchloom.models.heads import MLPHead
 from patchloom.tasks.classification.images import open_images
 from patchloom.tasks.retrieval.images import open_labelled
 from patchloom.tasks.retrieval.plans import plan_grafit
 from patchloom.tasks.retrieval.setup import make_task
 from patchloom.tasks.spec import Context
 from patchloom.training.processes import Processes
+from patchloom.weights import foreign
 
 TINY: dict[str, Any] = {
     "model": "resmlp_nano", "model_options": {"depth": 1, "dim": 32}, "resolution": 16, "views": 2, "workers": 0,
     "batch_size": 8, "epochs": 1, "projector_hidden": 16, "projector_dim": 12, "predictor_hidden": 16,
     "device": "cpu", "console": Console(quiet=True),
 }  # fmt: skip
+QUIET: dict[str, Any] = {"device": "cpu", "console": Console(quiet=True)}
 # nothing moves but the memory, which comes to hold the embeddings
 STILL: dict[str, Any] = {
     "lr": 0.0, "min_lr": 0.0, "warmup_epochs": 0.0, "augmentation": "none", "affine": 0.0, "color_jitter": 0.0,
@@ -246,7 +251,8 @@ def test_memory_starts_at_random_or_with_the_network(colours: Path) -> None:
         ({"loss": "knn+knn"}, "knn\\+knn"),
         ({"projector": "mpl"}, "mpl"),
         ({"recipe": "deit"}, "deit is a recipe for classification"),
-        ({"recipe": "clusterfit_plus@small"}, "--clusters-from"),
+        ({"recipe": "clusterfit_plus@small", "clusters": 100}, "clusters=100 is more than the 28 images"),
+        ({"recipe": "clusterfit_plus@small", "labels": "none"}, "needs labels"),
         ({"mean": (0.5,) * 3}, "mean and std"),
         ({"model": "resmlp_mt_nano"}, "text"),
         ({"clusters_from": "somewhere"}, "clusterfit_plus"),
@@ -306,6 +312,67 @@ def test_clusterfit_learns_clusters_of_a_baseline(make_run: Callable[..., Path])
     assert len(environment["clusters"]) == 24
 
 
+def test_clusterfit_trains_its_baseline_first(colours: Path, tmp_path: Path) -> None:
+    """One command: stage by stage what two runs give, and a run that was cut between the stages is resumed."""
+    words = ["--recipe", "clusterfit_plus@small", "clusters=5", "model.depth=1", "model.dim=32", "img_size=16"]
+    words += ["epochs=1", "batch_size=8", "workers=0", "--labels", "colour", "--out", str(tmp_path / "run")]
+    main(["grafit", str(colours), "--model", "resmlp_nano", *words])
+    run, first = tmp_path / "run", tmp_path / "run" / "baseline"
+    assert patchloom.load(first).class_names == ("a", "b", "c")
+    assert patchloom.load(run).class_names == tuple(f"cluster {i}" for i in range(5))
+    kept = (run / "export" / "model.safetensors").read_bytes()
+    for place in [path for path in run.iterdir() if path.name not in ("baseline", "stages.json")]:
+        shutil.rmtree(place) if place.is_dir() else place.unlink()
+    main(["resume", str(run)])
+    assert (run / "export" / "model.safetensors").read_bytes() == kept
+
+
+def test_a_classifier_on_trained_weights_starts_at_zero(make_run: Callable[..., Path]) -> None:
+    first = make_run("first", lr=0.0, min_lr=0.0, recipe="grafit_baseline@small")
+    options = {"recipe": "grafit_baseline@small", "lr": 0.0, "min_lr": 0.0, "weight_decay": 0.0}
+    second = make_run("second", model=first, model_options={}, **options)
+    one, other = (load_file(run / "export" / "model.safetensors") for run in (first, second))
+    heads = [name for name in one if name.startswith("head.")]
+    assert len(heads) == 2
+    assert all(one[name].any() and not other[name].any() for name in heads)
+
+
+def test_published_weights_of_timm_are_trunks(colours: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tag stands for published weights; without one the network starts at random."""
+    timm = pytest.importorskip("timm")
+    name = "test_resnet.r160_in1k"
+    published = timm.create_model(name)
+    monkeypatch.setattr(foreign, "_published", lambda source, wanted: published.state_dict() if wanted == name else {})
+    still = {**TINY, "resolution": 32, "model_options": {}, "lr": 0.0, "min_lr": 0.0}
+    run = patchloom.grafit(colours, out=tmp_path / "run", labels="colour", **{**still, "model": f"timm:{name}"})
+    mine = load_file(run.folder / "export" / "model.safetensors")
+    convolution = next(key for key in published.state_dict() if key.endswith("conv1.weight"))
+    assert torch.equal(mine[f"trunk.network.{convolution}"], published.state_dict()[convolution])
+    random = plan_grafit(colours, "timm:test_resnet", "grafit@small", {}, labels="colour")
+    assert random.task.start is None
+
+
+@pytest.mark.parametrize("model", ["resmlp_nano", "timm:test_resnet"])
+def test_both_transfer_heads_start_from_the_trunk(model: str, colours: Path, tmp_path: Path) -> None:
+    pytest.importorskip("timm")
+    options = {"model_options": {}} if model.startswith("timm") else {}
+    still = {"lr": 0.0, "min_lr": 0.0, "resolution": 32}
+    patchloom.grafit(colours, out=tmp_path / "run", labels="colour", **{**TINY, **options, **still, "model": model})
+    trunk = load_file(tmp_path / "run" / "export" / "model.safetensors")
+    for head in ("linear", "mlp"):
+        run = patchloom.finetune(
+            tmp_path / "run", colours, out=tmp_path / head, labels="fine", recipe="grafit_transfer@small", epochs=1,
+            model_options={"head": head}, batch_size=8, workers=0, warmup_epochs=0.0, **still, **QUIET,
+        )  # fmt: skip
+        network = patchloom.load(run.folder)
+        assert network.class_names == tuple(f"fine {i}" for i in range(4))
+        assert any(isinstance(module, MLPHead) for module in network.modules()) == (head == "mlp")
+        mine = network.state_dict()
+        kept = [name for name in trunk if name.startswith("trunk.") and name.endswith("weight")]
+        assert kept
+        assert all(torch.equal(trunk[name], mine[name.removeprefix("trunk.")]) for name in kept)
+
+
 def test_predictions_are_equation_2_6(make_run: Callable[..., Path], colours: Path) -> None:
     run = make_run("run", epochs=2)
     z, labels = embeddings(run, colours)
@@ -338,3 +405,50 @@ def test_accumulated_steps_update_the_memory_once(make_run: Callable[..., Path])
     run = make_run("run", accumulate=2, supervised_view="extra", ema=0.9)
     assert set(record(run)["losses"]) == {"knn", "inst"}
     assert "ema_knn" in record(run)
+
+
+def test_a_trunk_with_trained_weights_learns_more_slowly_than_its_projector(colours: Path, tmp_path: Path) -> None:
+    network = patchloom.create_model("resmlp_nano", depth=1, dim=32, img_size=16)
+    patchloom.save(network, tmp_path / "trunk.safetensors")
+    changes = {"lr": 0.2, "batch_size": 8}
+    plan = plan_grafit(colours, tmp_path / "trunk.safetensors", "grafit@small", changes, labels="colour")
+    assert (plan.recipe.lr, plan.recipe.head_lr) == (pytest.approx(0.02), 0.2)
+    assert any("learns at 0.02" in note for note in plan.notes)
+    classifier = plan_grafit(colours, tmp_path / "trunk.safetensors", "grafit_baseline@small", changes, labels="colour")
+    assert (classifier.recipe.lr, classifier.recipe.head_lr) == (pytest.approx(0.02), None)
+    for other in (
+        plan_grafit(
+            colours, tmp_path / "trunk.safetensors", "grafit@small", {**changes, "trained_lr": 1.0}, labels="colour"
+        ),
+        plan_grafit(colours, tmp_path / "trunk.safetensors", "grafit", changes, labels="colour"),
+        plan_grafit(colours, "resmlp_nano", "grafit@small", changes, labels="colour"),
+    ):
+        assert (other.recipe.lr, other.recipe.head_lr) == (0.2, None)
+    own = plan_grafit(
+        colours, tmp_path / "trunk.safetensors", "grafit@small", {**changes, "head_lr": 0.5}, labels="colour"
+    )
+    assert (own.recipe.lr, own.recipe.head_lr) == (0.2, 0.5)
+
+
+def test_the_small_recipe_starts_from_the_angles_of_trained_weights(colours: Path, tmp_path: Path) -> None:
+    """Before any training the run ranks as its trunk does; a random projector does not."""
+    network = patchloom.create_model("resmlp_nano", depth=1, dim=32, img_size=16).eval()
+    patchloom.save(network, tmp_path / "trunk.safetensors")
+    still = {"lr": 0.0, "epochs": 1, "batch_size": 8, "workers": 0, "device": "cpu", "projector": "fc"}
+    cosines = {}
+    for start in ("linear", "random"):
+        run = tmp_path / start
+        patchloom.grafit(
+            colours, model=tmp_path / "trunk.safetensors", labels="colour", recipe="grafit@small", out=run,
+            console=Console(quiet=True), projector_start=start, projector_dim=32, **still,
+        )  # fmt: skip
+        z = embeddings(run, colours)[0]
+        cosines[start] = z @ z.T
+    chosen = rows_of(colours, "train")
+    mean, std = (np.asarray(v) for v in (network.preprocessing.mean, network.preprocessing.std))
+    pixels = [(np.asarray(Image.open(colours.parent / row["path"]), np.float64) / 255 - mean) / std for row in chosen]
+    with torch.no_grad():
+        v = network.embed(torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).float()).double().numpy()
+    v /= np.linalg.norm(v, axis=1, keepdims=True)
+    assert np.abs(cosines["linear"] - v @ v.T).max() < 1e-4
+    assert np.abs(cosines["random"] - v @ v.T).max() > 1e-2

@@ -47,7 +47,9 @@ def _add_grafit(parser: argparse.ArgumentParser) -> None:
         "--instance-weight", type=float, metavar="X", help="weight of the instance or triplet loss (default: 1)"
     )
     group.add_argument(
-        "--clusters-from", metavar="RUN", help="model whose embeddings are clustered, for clusterfit_plus"
+        "--clusters-from",
+        metavar="RUN",
+        help="model whose embeddings are clustered, for clusterfit_plus (default: a baseline that is trained first)",
     )
     group = parser.add_argument_group("data")
     group.add_argument(
@@ -62,7 +64,7 @@ def _plan(options: argparse.Namespace) -> Any:
     from patchloom.data.splits import Splits
     from patchloom.recipes.changes import parse_words
     from patchloom.recipes.grafit import RetrievalOptions
-    from patchloom.tasks.retrieval.plans import plan_grafit
+    from patchloom.tasks.retrieval.sequence import plan_runs
 
     changes, model_options = parse_words(options.settings, RetrievalOptions, ("mean", "std"))
     for name in _FIELDS:
@@ -70,10 +72,10 @@ def _plan(options: argparse.Namespace) -> Any:
         if given is not None and changes.setdefault(name, given) != given:
             flag = name.replace("_", "-")
             raise PatchloomError(f"--{flag} {given} contradicts {name}={changes[name]}: give one.")
-    mean, std = changes.pop("mean", None), changes.pop("std", None)
-    return plan_grafit(
-        options.data, options.model, options.recipe, changes, model_options, labels=options.labels, mean=mean, std=std,
-        clusters_from=options.clusters_from, splits=Splits(options.train_split, options.test_split, options.hold_out),
+    return plan_runs(
+        options.data, options.model, options.recipe, changes, model_options, labels=options.labels,
+        mean=changes.pop("mean", None), std=changes.pop("std", None), clusters_from=options.clusters_from,
+        splits=Splits(options.train_split, options.test_split, options.hold_out),
     )  # fmt: skip
 
 

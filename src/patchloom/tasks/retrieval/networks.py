@@ -10,7 +10,14 @@ import torch
 from torch import nn
 
 from patchloom.data.randomness import seed_of
-from patchloom.models.embedding import EmbeddingConfig, EmbeddingNetwork, ProjectorKind, embedding_dim, make_projector
+from patchloom.models.embedding import (
+    EmbeddingConfig,
+    EmbeddingNetwork,
+    ProjectorKind,
+    embedding_dim,
+    make_projector,
+    start_linear,
+)
 from patchloom.models.network import Network
 from patchloom.models.registry import build
 from patchloom.recipes.recipe import Recipe
@@ -46,6 +53,10 @@ def make_modules(
             size = trunk.config.img_size
             trunk.preprocessing = dataclasses.replace(config.start.preprocessing, img_size=size)
         network = _embedding_network(trunk, recipe, terms, classes)
+        if network.head is not None and config.start is not None:
+            # Trained vectors are long: a random classifier would be confident, and its gradient would destroy them.
+            for parameter in network.head.parameters():
+                nn.init.zeros_(parameter)
         modules = nn.ModuleDict({MODEL: network})
         width, dim = network.config.trunk_dim, network.config.dim
         if terms.projects and not terms.projector_stays and recipe.projector != "none":
@@ -53,6 +64,10 @@ def make_modules(
             modules[PROJECTOR] = make_projector(recipe.projector, width, recipe.projector_hidden, dim)
         if "inst" in terms:
             modules[PREDICTOR] = make_projector("mlp", dim, recipe.predictor_hidden, dim)
+        if recipe.projector_start == "linear":
+            for part in (network.projector, *(module for name, module in modules.items() if name != MODEL)):
+                start_linear(part)
+        if "inst" in terms:
             modules[TARGET] = _target(modules, recipe.target_norm == "batch")
     return modules, report
 

@@ -15,6 +15,7 @@ from patchloom.models.config import Config
 from patchloom.models.foreign import TIMM
 from patchloom.models.registry import find_config
 from patchloom.recipes.changes import apply_changes, checked_options
+from patchloom.recipes.cited import Cited, cite
 from patchloom.recipes.grafit import RetrievalOptions
 from patchloom.recipes.networks import as_built, keep_scales
 from patchloom.recipes.recipe import Recipe
@@ -93,9 +94,9 @@ def open_trunk(
 
 
 def _is_weights(model: Place) -> bool:
-    """Whether a name stands for weights to start from: a path, a published tag or timm:NAME:FILE."""
+    """Whether a name stands for weights to start from: a path, a published tag, timm:NAME.TAG or timm:NAME:FILE."""
     if isinstance(model, str) and model.startswith(TIMM):
-        return ":" in model.removeprefix(TIMM)
+        return any(mark in model.removeprefix(TIMM) for mark in ".:")
     return is_remote(model) or Path(model).exists()
 
 
@@ -108,4 +109,25 @@ def _resolve_recipe(
     chosen = choose_recipe(recipe, RetrievalOptions, sized)
     if chosen.resolution is not None and trunk.img_size[0] < 224 and "resolution" not in changes:
         chosen = chosen.replace(resolution=None)  # a model for small images keeps its size
-    return apply_changes(keep_scales(chosen) if trained else chosen, changes, sized)
+    resolved, notes = apply_changes(keep_scales(chosen) if trained else chosen, changes, sized)
+    return _slow_trunk(resolved, notes) if trained else (resolved, notes)
+
+
+def _slow_trunk(recipe: Recipe, notes: list[str]) -> tuple[Recipe, list[str]]:
+    """The recipe for a trunk with trained weights: lr becomes its lower rate; projector and predictor keep theirs as
+    head_lr."""
+    if recipe.trained_lr == 1 or recipe.head_lr is not None or not recipe.lr:
+        return recipe, notes
+    rate, full = recipe.lr * recipe.trained_lr, recipe.lr
+    values: dict[str, Cited] = {
+        "lr": (rate, f"trained_lr={recipe.trained_lr:g} of {full:.3g}: the trunk starts from trained weights"),
+        "warmup_lr": (min(recipe.warmup_lr, rate), "no higher than lr"),
+        "min_lr": (min(recipe.min_lr, rate), "no higher than lr"),
+    }
+    note = f"The trunk has trained weights and learns at {rate:.3g}; trained_lr=1 is for {full:.3g}."
+    # Trained vectors are long, and a classifier of long vectors diverges at a high rate.
+    if "ce" not in recipe.terms:
+        values["head_lr"] = full, "lr, for projector and predictor: they are new"
+        note = f"The trunk has trained weights and learns at {rate:.3g}, its projector at {full:.3g} (trained_lr)."
+    changed = {name: value for name, value in values.items() if value[0] != getattr(recipe, name)}
+    return cite(recipe, **changed), [*notes, note]

@@ -10,6 +10,7 @@ from patchloom.tasks.retrieval.config import RetrievalConfig
 from patchloom.tasks.retrieval.evaluate import evaluate, predict
 from patchloom.tasks.retrieval.metrics import KNN
 from patchloom.tasks.retrieval.plan import plan
+from patchloom.tasks.retrieval.sequence import ClustersAfter
 from patchloom.tasks.retrieval.setup import open_task
 from patchloom.tasks.spec import TaskSpec
 
@@ -28,6 +29,7 @@ SPEC = TaskSpec(
     metric=KNN,
     config_from_json=RetrievalConfig.from_json,
     open=open_task,
+    sequence_from_json=ClustersAfter.from_json,
     plan=plan,
     evaluate=evaluate,
     predict=predict,
