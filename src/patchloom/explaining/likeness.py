@@ -1,4 +1,4 @@
-"""What there is to explain in a network without classes: how like its own embedding an image stays."""
+"""What there is to explain in a network without classes: how far an image is told from an empty one."""
 
 from __future__ import annotations
 
@@ -11,29 +11,31 @@ from torch import Tensor
 from patchloom.errors import PatchloomError
 from patchloom.models.patch_network import PatchNetwork
 
-NAMES = ("this image", "other images")
-_LOGIT = 2.0  # of the image itself; minus this where nothing of its embedding is left
+NAMES = ("this image", "an empty image")
+_LOGIT = 2.0  # of the image itself; minus this for an image of the mean colour
 
 
 @torch.no_grad()
 def likeness_network(network: PatchNetwork, x: Tensor) -> PatchNetwork:
     """A copy with a head of two classes that compares embeddings with that of the image x (1, C, height, width).
 
-    The first logit rises with the projection on the image's own embedding, from -2 where there is none to 2 for the
-    image itself; the second is 0. Maps and faithfulness then say what the embedding rests on.
+    The first logit rises from -2 for the embedding of an image of the mean colour to 2 for that of the image itself,
+    along the line between them; the second is 0. What all embeddings have in common, which is most of them in a fresh
+    network, then does not count. Maps and faithfulness say what the embedding rests on.
     """
     if network.per_class:
         raise PatchloomError(
             f"{network.config.name} has one query per class and no head: fine-tune it before it is explained."
         )
-    embedding = network.embed(x)[0].float()
+    own, nothing = (network.embed(image)[0].float() for image in (x, torch.zeros_like(x)))
+    direction = (own - nothing) * (2 * _LOGIT / (own - nothing).square().sum().clamp_min(1e-12))
     compared = copy.deepcopy(network)
     compared.reset_head(len(NAMES))
     heads: list[Any] = compared.output_heads
     for head in heads:
-        for parameter in head.parameters():
-            parameter.zero_()
-        head.weight[0] = 2 * _LOGIT * embedding / embedding.square().sum().clamp_min(1e-12)
-        head.bias[0] = -_LOGIT
+        head.weight.zero_()
+        head.bias.zero_()
+        head.weight[0] = direction
+        head.bias[0] = _LOGIT - direction @ own
     compared.class_names = NAMES
     return compared.eval()

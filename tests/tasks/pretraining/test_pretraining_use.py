@@ -75,6 +75,20 @@ def test_its_embedding_is_explained(run: Path, labelled: Path) -> None:
     assert found.faithfulness
 
 
+@pytest.mark.parametrize("options", [{}, {"distilled": True}, {"aggregation": "average"}])
+def test_an_explanation_goes_from_an_empty_image_to_the_whole(options: dict[str, Any]) -> None:
+    from patchloom.explaining.likeness import likeness_network
+    from patchloom.models.registry import build, find_config
+
+    network: Any = build(find_config("deit_nano").replace(depth=2, **options).without_head()).eval()
+    x = torch.randn(1, 3, 32, 32)
+    compared = likeness_network(network, x)
+    with torch.no_grad():
+        logits = compared(torch.cat([x, torch.zeros_like(x)]))
+    torch.testing.assert_close(logits, torch.tensor([[2.0, 0.0], [-2.0, 0.0]]), atol=1e-4, rtol=1e-4)
+    assert network.config.headless, "the network itself stays as it is"
+
+
 def test_its_embeddings_are_indexed(run: Path, labelled: Path, tmp_path: Path) -> None:
     from patchloom.search.index import Index
 
