@@ -115,7 +115,7 @@ def plain_decoder(
     decoder: PixelDecoder, tokens: torch.Tensor, kept: torch.Tensor, masked: torch.Tensor, depth: int
 ) -> torch.Tensor:
     prefix = tokens.shape[1] - kept.shape[1]
-    embedded = nn.functional.linear(tokens, decoder.embed.weight, decoder.embed.bias)
+    embedded = nn.functional.linear(tokens, decoder.project.weight, decoder.project.bias)
     whole = decoder.mask_token.repeat(len(tokens), 6, 1)
     for b in range(len(tokens)):
         for place, patch in enumerate(kept[b].tolist()):

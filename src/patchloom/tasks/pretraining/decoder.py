@@ -26,7 +26,7 @@ class PixelDecoder(nn.Module):
 
     def __init__(self, inputs: int, dim: int, depth: int, heads: int, grid: Grid, pixels: int) -> None:
         super().__init__()
-        self.embed = nn.Linear(inputs, dim)
+        self.project = nn.Linear(inputs, dim)
         self.mask_token = nn.Parameter(torch.empty(1, 1, dim))
         self.register_buffer("positions", grid_sinusoids(grid, dim)[None], persistent=False)  # (1, N, dim)
         self.blocks = nn.ModuleList(_block(dim, heads) for _ in range(depth))
@@ -49,7 +49,7 @@ class PixelDecoder(nn.Module):
 
     def _visible(self, tokens: Tensor, kept: Tensor) -> Tensor:
         """Prefix tokens and visible patches, (B, prefix + K, dim); prefix tokens have no position."""
-        x, prefix = self.embed(tokens), tokens.shape[1] - kept.shape[1]
+        x, prefix = self.project(tokens), tokens.shape[1] - kept.shape[1]
         patches = x[:, prefix:] + self._positions(kept)
         return torch.cat([x[:, :prefix], patches], dim=1)
 
