@@ -83,14 +83,15 @@ classes, 0 for chance) and purity. *k-means on the frozen network* is the same c
 def page(rows: Sequence[Row], cases: Mapping[str, Any], seeds: int) -> str:
     searched = [row for row in rows if row["part"] == "search"]
     clustered = [row for row in rows if row["part"] == "clusters"]
-    done = sum(row["method"] in METHODS for row in searched)
+    trained = [row["model"] for row in searched if row["method"] in METHODS]
+    done = len(trained)
     planned = len(cases) * len(METHODS) * seeds
     return PAGE.format(
         partial=PARTIAL.format(done=done, planned=planned) if done < planned else "",
         command=shlex.join(["python", *sys.argv]),
         date=time.strftime("%Y-%m-%d"),
         torch=torch.__version__,
-        cases="".join(_case(name, case, searched) for name, case in cases.items() if _of(searched, name)),
+        cases="".join(_case(name, cases[name], searched) for name in cases if name in trained),
         thesis="\n".join(
             f"| {method.name} | {_thesis(method.cifar100)} | {_thesis(method.imagenet)} |"
             for method in METHODS.values()

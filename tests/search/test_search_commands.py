@@ -197,3 +197,17 @@ def test_an_own_split_of_a_plain_folder_is_evaluated(world: World) -> None:
     got = evaluate_search(world.weights, world.root / "train")
     assert list(got["levels"]) == ["label"]
     assert got["levels"]["label"]["queries"] + got["levels"]["label"]["collection"] == 70
+
+
+def test_a_class_that_only_queries_have_counts_as_not_found(world: World, tmp_path: Path, capsys) -> None:
+    rows = [row for row in world.train if row["fine"] != "cod"] + world.test
+    table = searching.write_table(world.root / "without_cod.csv", rows)
+    entry = printed(capsys, "search", "evaluate", world.weights, table, "--labels", "fine", "--json")["levels"]["fine"]
+    items = [row for row in world.train if row["fine"] != "cod"]
+    cosines = world.cosines(world.test, items)
+    precisions = [
+        average_precision_score([item["fine"] == row["fine"] for item in items], scores) if row["fine"] != "cod" else 0
+        for row, scores in zip(world.test, cosines, strict=True)
+    ]
+    assert entry["queries"] == len(world.test)
+    assert entry["map"] == pytest.approx(np.mean(precisions), abs=1e-6)

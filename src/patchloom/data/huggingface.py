@@ -72,7 +72,7 @@ def open_saved(rest: str, labels: Labels = None, targets: str = "class") -> Sour
     found = {split: _saved_rows(split, table, chosen, notes) for split, table in tables.items()}
     columns = {
         column: list(features[column].names) if getattr(features[column], "names", None) else names
-        for column, names in class_columns(chosen, found, numbers_first).items()
+        for column, names in class_columns(chosen, found, numbers_first, targets).items()
     }
     class_names = next(iter(columns.values()), [])
     splits = {name: items for name, items in label_by_name(where, columns, found).items() if items}

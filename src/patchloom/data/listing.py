@@ -54,11 +54,13 @@ def split_labels(labels: str | Sequence[str], available: Sequence[str] = ()) -> 
 
 
 def class_columns(
-    columns: Iterable[str], found: Rows, order: Callable[[Iterable[str]], list[str]]
+    columns: Iterable[str], found: Rows, order: Callable[[Iterable[str]], list[str]], targets: str = "class"
 ) -> dict[str, list[str]]:
-    """The class names of each column, from the rows that are trained on, each once and in `order`."""
+    """The class names of each column, each once and in `order`: of the rows that are trained on, with targets "none" of
+    all."""
+    everything = [row for rows in found.values() for row in rows]
     # Classes come from the training images: a class that is only tested could not be learned.
-    trained = found.get("train") or [row for rows in found.values() for row in rows]
+    trained = (found.get("train") if targets == "class" else None) or everything
     return {column: order({names[i] for _, names in trained}) for i, column in enumerate(columns)}
 
 

@@ -57,7 +57,7 @@ def open_manifest(where: str, path: Path, labels: Labels = None, targets: str = 
     if not found:
         raise PatchloomError(f"{where} has a header and no rows.")
     in_order: Rows = {split: found[split] for split in ("train", "val", "test", "all") if split in found}
-    columns = class_columns(chosen, in_order, sorted)
+    columns = class_columns(chosen, in_order, sorted, targets)
     splits = label_by_name(where, columns, in_order)
     class_names = next(iter(columns.values()), [])
     if repeated := len(rows) - len(counted):

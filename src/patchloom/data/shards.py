@@ -101,7 +101,8 @@ def open_shards(rest: str, labels: Labels = None, targets: str = "class") -> Sou
     unlabelled = sum(not names for rows in in_order.values() for _, names in rows)
     if unlabelled:
         in_order = {split: [(key, ()) for key, _ in rows] for split, rows in in_order.items()}
-    columns = class_columns([] if unlabelled else [name or DEFAULT_COLUMN for name in chosen], in_order, numbers_first)
+    named = [] if unlabelled else [name or DEFAULT_COLUMN for name in chosen]
+    columns = class_columns(named, in_order, numbers_first, targets)
     splits = label_by_name(where, columns, in_order)
     class_names = next(iter(columns.values()), [])
     notes = [f"{count(unlabelled, 'sample')} without a label: no labels are used."] if unlabelled else []

@@ -35,9 +35,10 @@ def open_labelled(data: str | PathLike[str] | Any, labels: Labels) -> Source:
     if not named:
         return open_source(data, targets="none")
     if named == ["label"]:
-        source = open_source(data, targets="none") if _unnamed(data) else open_source(data, named)
+        source = open_source(data, None if _unnamed(data) else named, targets="none")
     else:
-        source = open_source(data, named)
+        # A class that only the queries have is no error: nothing is learned, and no item of it can be found.
+        source = open_source(data, named, targets="none")
     for column in named:
         source.with_labels(column)  # names a column that is missing
     return source

@@ -53,12 +53,12 @@ class Memory:
         share = -(-self.count // self.processes.count)
         self.first = min(self.processes.rank * share, self.count)
         self.end = min(self.first + share, self.count)
-        self.vectors = self._random(seed).to(PRECISIONS[precision])
+        self.vectors = self._random(seed, PRECISIONS[precision])
         self._before: list[tuple[Tensor, Tensor]] = []  # rows that an update may have to be taken back from
 
-    def _random(self, seed: int) -> Tensor:
+    def _random(self, seed: int, dtype: torch.dtype) -> Tensor:
         """Random unit vectors, the same whatever the number of processes."""
-        parts = [torch.empty(0, self.dim)]
+        vectors = torch.empty(self.end - self.first, self.dim, dtype=dtype)
         # Each block has a generator of its own: a process draws only the blocks that overlap its rows, and gets the
         # values that one process alone would get.
         for block in range(self.first // _BLOCK, -(-self.end // _BLOCK)):
@@ -66,8 +66,10 @@ class Memory:
             drawn = torch.randn(
                 min(_BLOCK, self.count - start), self.dim, generator=torch_generator(seed, block, "memory")
             )
-            parts.append(drawn[max(self.first - start, 0) : self.end - start])
-        return F.normalize(torch.cat(parts), dim=1)
+            mine = F.normalize(drawn[max(self.first - start, 0) : self.end - start], dim=1)
+            place = max(start - self.first, 0)
+            vectors[place : place + len(mine)] = mine
+        return vectors
 
     def to(self, device: torch.device) -> None:
         self.vectors, self.row_of = self.vectors.to(device), self.row_of.to(device)
