@@ -126,6 +126,6 @@ class PretrainingOptions(ImageOptions, NetworkOptions):
 
 
 def methods_of(setting: str) -> tuple[str, ...] | None:
-    """The methods that read a field of `PretrainingOptions`; None: all of them, or it is no field of one method."""
+    """The methods that read a field of `PretrainingOptions`; None: all of them, or it is not a field of one method."""
     fields = {item.name: item for item in dataclasses.fields(PretrainingOptions)}
     return fields[setting].metadata.get("methods") if setting in fields else None

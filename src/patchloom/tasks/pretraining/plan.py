@@ -14,8 +14,7 @@ from patchloom.tasks.pretraining.task import Pretraining
 from patchloom.tasks.spec import Context, RunConfig
 from patchloom.text import count
 from patchloom.training.checks import check_batch
-from patchloom.training.measure import measure_steps, rate_bars, time_text
-from patchloom.training.schedule import learning_rate, total_steps
+from patchloom.training.measure import measure_steps, rate_bars, rate_curve, run_length, run_time, time_text
 
 _SCAN = 5.0  # seconds for reading images
 _BUDGET = 6.0  # seconds for measured steps
@@ -35,13 +34,7 @@ def plan(run: RunConfig, context: Context) -> dict[str, Any]:
     sizes = _sizes(run, task)
     context.console.say(*plan_lines(sizes))
     seconds, waiting = measure_steps(task, recipe, context.processes, _BUDGET)
-    per_step = sizes["images_seen"] // sizes["steps"]
-    sizes |= {
-        "skipped": len(images.skipped),
-        "seconds_per_step": round(seconds * per_step, 4),
-        "seconds_waiting_for_data": round(waiting * per_step, 4),
-        "estimated_seconds": round(sizes["steps"] * per_step * (seconds + waiting), 1),
-    }
+    sizes |= {"skipped": len(images.skipped), **run_time(sizes["images_seen"], sizes["steps"], seconds, waiting)}
     context.console.say(time_text(sizes))
     return sizes
 
@@ -50,8 +43,7 @@ def _sizes(run: RunConfig, task: Pretraining) -> dict[str, Any]:
     recipe, images = run.recipe, len(task.split.train)
     order = Order(images, recipe.batch_size)
     per_epoch = order.steps_per_epoch
-    steps = total_steps(recipe, per_epoch)
-    marks = [round(i * (steps - 1) / 20) for i in range(21)] if steps > 20 else list(range(steps))
+    length = run_length(recipe, per_epoch)
     return {
         "model": task.trunk.config.name,
         "method": recipe.method,
@@ -60,15 +52,13 @@ def _sizes(run: RunConfig, task: Pretraining) -> dict[str, Any]:
         "data": run.task.data,
         "lr": recipe.lr,
         "batch_size": recipe.batch_size,
-        "epochs": recipe.epochs if recipe.steps is None else round(steps / per_epoch, 2),
-        "steps": steps,
-        "steps_per_epoch": per_epoch,
-        "images_seen": steps * order.images_per_step,
+        **length,
+        "images_seen": length["steps"] * order.images_per_step,
         "training_images": images,
         "held_out_images": len(task.split.held_out),
         "params": sum(p.numel() for p in task.trunk.parameters()),
         "trained_params": sum(p.numel() for name in task.trained for p in task.modules[name].parameters()),
-        "lr_curve": [[step, learning_rate(recipe, step, per_epoch)] for step in marks],
+        "lr_curve": rate_curve(recipe, per_epoch),
     }
 
 

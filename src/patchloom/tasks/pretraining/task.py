@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from patchloom.data.loader import Samples
 from patchloom.data.order import Order, Steps
 from patchloom.data.workers import Batches, load_batches
 from patchloom.devices import pins_memory
-from patchloom.models.network import Network
+from patchloom.models.network import Network, evaluation_mode
 from patchloom.recipes.recipe import Recipe
 from patchloom.tasks.classification.images import Images
 from patchloom.tasks.pretraining.config import PretrainingConfig
@@ -101,7 +100,7 @@ class Pretraining(Task):
 
     def evaluate(self, modules: nn.ModuleDict, after_batch: Callable[[], None]) -> dict[str, Any]:
         """The spread of the features, the method's own numbers, and the probes where they are due."""
-        with evaluating(modules), torch.no_grad():
+        with evaluation_mode(modules), torch.no_grad():
             numbers = self.measure(modules)
             after_batch()
             self._judge(numbers)
@@ -156,15 +155,3 @@ class Pretraining(Task):
 
     def finish(self, run: Run, result: Result) -> None:
         finish(self, run, result)
-
-
-@contextmanager
-def evaluating(modules: nn.Module) -> Iterator[None]:
-    """Every module in evaluation mode, frozen ones too; each gets its own mode back."""
-    modes = [(module, module.training) for module in modules.modules()]
-    modules.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
