@@ -37,7 +37,7 @@ def open_labelled(data: str | PathLike[str] | Any, labels: Labels) -> Source:
     if named == ["label"]:
         source = open_source(data, None if _unnamed(data) else named, targets="none")
     else:
-        # A class that only the queries have is allowed: nothing is learned, so none of its items can be missing.
+        # Queries may have classes that the collection lacks: nothing is learned here, they just have no relevant item.
         source = open_source(data, named, targets="none")
     for column in named:
         source.with_labels(column)  # names a column that is missing

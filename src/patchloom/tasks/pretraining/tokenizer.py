@@ -6,7 +6,6 @@ Codes follow the vectors by moving averages; those that fall out of use are put 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +24,7 @@ from patchloom.tasks.pretraining.config import PretrainingConfig
 from patchloom.tasks.pretraining.method import Method, Progress, Setup, Unlabelled, augment_of
 from patchloom.tasks.pretraining.pictures import figure, row, to_pictures
 from patchloom.tasks.pretraining.tokenizers import check_trunk, fitting_tokenizer
-from patchloom.temporary import write_text
+from patchloom.temporary import write_json
 from patchloom.training.report import Section
 from patchloom.weights.files import write
 
@@ -130,7 +129,7 @@ class TokenizerTraining(Method):
     def export(self, folder: Path, network: Any, modules: nn.ModuleDict, described: dict[str, Any]) -> None:  # noqa: ARG002 - only its own
         write_tokenizer(folder / "model.safetensors", network)
         values = {**network.metadata(), **described}
-        write_text(folder / "model.json", json.dumps(values, indent=1) + "\n")
+        write_json(folder / "model.json", values)
 
 
 def write_tokenizer(file: Path, tokenizer: Tokenizer) -> None:
