@@ -234,3 +234,10 @@ def test_a_run_is_found_from_what_it_made(tmp_path: Path) -> None:
         assert found.folder == folder
     assert Run.of(tmp_path) is None
     assert Run.of(folder / "a" / "b" / "c") is None
+
+
+def test_the_first_of_two_runs_is_continued_by_the_folder_of_both(tmp_path: Path) -> None:
+    assert f"resume {tmp_path / 'both' / 'low'}`" in Run(tmp_path / "both" / "low", {}).continuation
+    (tmp_path / "both").mkdir()
+    write_text(tmp_path / "both" / "stages.json", "{}")
+    assert f"resume {tmp_path / 'both'}`" in Run(tmp_path / "both" / "low", {}).continuation

@@ -24,10 +24,8 @@ from patchloom.training.loggers import check_log, open_loggers
 from patchloom.training.loop import Loop
 from patchloom.training.machine import packages
 from patchloom.training.processes import Processes, join_processes, restarted
-from patchloom.training.run import Run
+from patchloom.training.run import STAGES, Run
 from patchloom.weights.files import exported_step, kept_checkpoints
-
-STAGES = "stages.json"  # the configs of a sequence of two runs: see `patchloom.runs.sequence`
 
 
 def launch(

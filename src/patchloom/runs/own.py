@@ -103,7 +103,7 @@ def run_task(
     if earlier_environment(out) is None:
         check_free(out)
         run = Run(Path(out), settings)
-        run.continuation = _CONTINUE
+        run.own_continuation = _CONTINUE
         return start_task(run, Loop(task, recipe, run, processes, console, callbacks))
     run = Run.open(Path(out))
     if run.settings.get("task") != config.label:
@@ -116,6 +116,6 @@ def run_task(
     # a tuple has become a list in the file.
     if run.environment()["data"] != json.loads(json.dumps(task.environment()["data"])):
         raise PatchloomError(f"The data has changed since {run.folder} began: exact resuming needs the same.")
-    run.continuation = _CONTINUE
+    run.own_continuation = _CONTINUE
     console.say(f"Continuing the run in {run.folder}.")
     return continue_task(run, loop, settings)

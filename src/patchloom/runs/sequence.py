@@ -22,7 +22,7 @@ from patchloom.tasks.spec import RunConfig, RunSequence
 from patchloom.temporary import write_json
 from patchloom.training.callbacks import Callback
 from patchloom.training.processes import join_processes, restarted
-from patchloom.training.run import Run
+from patchloom.training.run import STAGES, Run
 
 
 def launch(
@@ -45,7 +45,7 @@ def launch(
         return single.launch(config, out, console=console, callbacks=callbacks, **common)
     folder, sequence = Path(out), config.then
     processes = join_processes(device)
-    if restarted(processes) and processes.gather((folder / single.STAGES).exists())[0]:
+    if restarted(processes) and processes.gather((folder / STAGES).exists())[0]:
         config.opened.clear()
         return resume(folder, console, device=device, callbacks=callbacks)
     single.check_free(out)
@@ -64,7 +64,7 @@ def _begin(folder: Path, request: dict[str, Any]) -> None:
     """Write stages.json, unless another process has begun a run here since."""
     single.check_free(folder)
     with errors_in_writing(folder):
-        write_json(folder / single.STAGES, request)
+        write_json(folder / STAGES, request)
 
 
 def resume(
@@ -80,11 +80,11 @@ def resume(
     """
     place, console = Path(folder), console or Console()
     # recipe.yaml in RUN itself means that the second run has begun.
-    if not (place / single.STAGES).exists() or (place / "recipe.yaml").exists():
+    if not (place / STAGES).exists() or (place / "recipe.yaml").exists():
         return single.resume(place, console, more_epochs, device, callbacks)
     if more_epochs:
         raise PatchloomError(f"{place} is in its first stage: `patchloom resume {quote(str(place))}` first.")
-    first, sequence, options = _read(place / single.STAGES)
+    first, sequence, options = _read(place / STAGES)
     return _continue(place, first, sequence, console, {**options, "device": device, "callbacks": callbacks})
 
 

@@ -28,6 +28,7 @@ from patchloom.training.checkpoints import Checkpoints
 from patchloom.training.loggers import Logger
 from patchloom.training.machine import describe_machine, packages
 
+STAGES = "stages.json"  # in the folder of two runs in sequence: see `patchloom.runs.sequence`
 _MOST = 1 << 30  # bytes of a file of a run folder that is read whole
 # settings that change no result; the images at another place are compared with those that the run began with
 _FREE = ("workers", "checkpoint_every", "log", "data", "gradient_checkpointing", "sources")
@@ -46,7 +47,16 @@ class Run:
         self.settings = settings
         self.checkpoints = Checkpoints(folder / "checkpoints")
         self.loggers: list[Logger] = []
-        self.continuation = f"`patchloom resume {quote(str(folder))}` continues it."  # the end of messages
+        self.own_continuation: str | None = None  # of a run that no command can continue
+
+    @property
+    def continuation(self) -> str:
+        """How an interrupted run is continued, for the end of messages."""
+        # The first of two runs in sequence: resuming their common folder continues both.
+        both = self.folder.parent
+        is_first = (both / STAGES).exists() and not (both / "recipe.yaml").exists()
+        place = both if is_first else self.folder
+        return self.own_continuation or f"`patchloom resume {quote(str(place))}` continues it."
 
     def create(self, details: Mapping[str, Any]) -> None:
         """Begin the folder. recipe.yaml comes last: with it a run can be resumed."""
