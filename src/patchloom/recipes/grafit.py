@@ -35,8 +35,9 @@ class RetrievalOptions(ImageOptions, NetworkOptions):
     projector: Literal["mlp", "fc", "none"] = "mlp"
     projector_hidden: int = 4096  # width of the MLP
     projector_dim: int = 256  # of the embedding
-    # weights that it starts with; linear: such that it keeps the angles of the trunk's vectors
-    projector_start: Literal["random", "linear"] = "random"
+    # weights of projector and predictor; linear: such that they keep the angles of the trunk's vectors; auto: linear on
+    # a trunk with trained weights
+    projector_start: Literal["random", "linear", "auto"] = "random"
     predictor_hidden: int = 4096
     embedding: Literal["auto", "projector", "trunk"] = "auto"  # what the run exports; auto: by the loss
     target_decay: float = 0.996  # tau: target <- tau target + (1 - tau) network, after every step
@@ -173,7 +174,10 @@ def _small(recipe: Recipe) -> Recipe:
         "projector_hidden": (1024, _SMALL),
         "predictor_hidden": (1024, _SMALL),
         "projector_dim": (256, "as grafit, for every projector"),
-        "projector_start": ("linear", f"{_SMALL}: a random projector would first have to learn what its trunk knows"),
+        "projector_start": (
+            "auto",
+            f"{_SMALL}: a random projector would first have to learn what trained weights know",
+        ),
         "trained_lr": (0.1, f"{_SMALL}: a higher rate destroys what trained weights know"),
     }
     if recipe.clusters:

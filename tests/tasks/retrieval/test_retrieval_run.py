@@ -436,7 +436,7 @@ def test_the_small_recipe_starts_from_the_angles_of_trained_weights(colours: Pat
     patchloom.save(network, tmp_path / "trunk.safetensors")
     still = {"lr": 0.0, "epochs": 1, "batch_size": 8, "workers": 0, "device": "cpu", "projector": "fc"}
     cosines = {}
-    for start in ("linear", "random"):
+    for start in ("linear", "random", "auto"):
         run = tmp_path / start
         patchloom.grafit(
             colours, model=tmp_path / "trunk.safetensors", labels="colour", recipe="grafit@small", out=run,
@@ -451,4 +451,5 @@ def test_the_small_recipe_starts_from_the_angles_of_trained_weights(colours: Pat
         v = network.embed(torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).float()).double().numpy()
     v /= np.linalg.norm(v, axis=1, keepdims=True)
     assert np.abs(cosines["linear"] - v @ v.T).max() < 1e-4
+    assert np.array_equal(cosines["auto"], cosines["linear"])
     assert np.abs(cosines["random"] - v @ v.T).max() > 1e-2

@@ -64,7 +64,7 @@ def make_modules(
             modules[PROJECTOR] = make_projector(recipe.projector, width, recipe.projector_hidden, dim)
         if "inst" in terms:
             modules[PREDICTOR] = make_projector("mlp", dim, recipe.predictor_hidden, dim)
-        if recipe.projector_start == "linear":
+        if recipe.projector_start == "linear" or (recipe.projector_start == "auto" and config.start is not None):
             for part in (network.projector, *(module for name, module in modules.items() if name != MODEL)):
                 start_linear(part)
         if "inst" in terms:
