@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
 import statistics
-import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,7 +35,7 @@ PAGE = """# Grafit: fine-grained search from coarse labels
 
 This page compares [Grafit](../grafit.md) with its baselines on small real data, after training on coarse labels alone, beside the thesis's Table 2.7.
 
-`{command}`, {date}, torch {torch}, one thread.
+`python benchmarks/grafit.py DATA VIT --seeds {seeds}`, {date}, torch {torch}, one thread.
 {partial}
 The queries are the held-out images and the collection is the training split. kNN accuracy and mAP are those of the fine labels, which training does not see, in %: mean and
 standard deviation over the seeds. *coarse* ranks by Eq. 2.5 with the predicted coarse class, *oracle* with the true one first. *kNN coarse* is the accuracy on the
@@ -88,7 +86,7 @@ def page(rows: Sequence[Row], cases: Mapping[str, Any], seeds: int) -> str:
     planned = len(cases) * len(METHODS) * seeds
     return PAGE.format(
         partial=PARTIAL.format(done=done, planned=planned) if done < planned else "",
-        command=shlex.join(["python", *sys.argv]),
+        seeds=seeds,
         date=time.strftime("%Y-%m-%d"),
         torch=torch.__version__,
         cases="".join(_case(name, cases[name], searched) for name in cases if name in trained),
