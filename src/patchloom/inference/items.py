@@ -21,6 +21,9 @@ from patchloom.models.network import Network
 from patchloom.training.run import Run
 from patchloom.weights.hub import is_remote
 
+# In place of the name of a split: what the run trained on, also where the data has a split "train" with other images.
+_TRAINED = "\0trained"
+
 
 def open_items(
     data: str | PathLike[str] | Source,
@@ -83,7 +86,7 @@ class RunSplit:
 
     def fitted(self, source: Source) -> str:
         """The split to fit a probe to, for `choose_items`: what the run trained on, without what it held out."""
-        return "train" if self.held_out is not None else self.trained(source) or "train"
+        return _TRAINED if self.held_out is not None else self.trained(source) or "train"
 
 
 def choose_items(source: Source, split: str | None, run: RunSplit | None = None) -> tuple[list[Item], str]:
@@ -92,6 +95,8 @@ def choose_items(source: Source, split: str | None, run: RunSplit | None = None)
         return source.items(), "all images"
     if split == "":
         raise PatchloomError("--split is empty: name a split of the data, or all.")
+    if split == _TRAINED:
+        return _chosen_by_training(source, "train", run)
     # A model from a run is tested where the run was tested, never on what it was trained on.
     if split is None and run is not None and (tested := run.tested(source)):
         return join_splits(source, tested), f"the run's test split {run.test}"
@@ -99,7 +104,7 @@ def choose_items(source: Source, split: str | None, run: RunSplit | None = None)
     own = [name for name in ("val", "test") if source.splits.get(name)]
     if split is None and own and held_out is None:
         return source.splits[own[0]], f"the split {own[0]}"
-    if split is None or (split in ("train", "val") and (not own or held_out is not None)):
+    if split is None or (split in ("train", "val") and not own):
         return _chosen_by_training(source, split, run)
     return join_splits(source, split_names(source, split)), f"the split {split}"
 

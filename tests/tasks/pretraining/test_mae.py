@@ -117,7 +117,7 @@ class Stop(Callback):
 def test_a_run_that_crashed_is_resumed_to_the_bit(flat: Path, mae: Pretrain, records: Records) -> None:
     settings = {"epochs": 3, "checkpoint_every": "2", "drop_path": 0.2, "accumulate": 2, "ema": 0.9}
     straight = mae(flat, "straight", **settings)
-    with pytest.raises(RuntimeError, match="crash"):
+    with pytest.raises(PatchloomError, match="crash"):
         mae(flat, "crashed", **settings, callbacks=[Stop(6)])
     crashed = straight.parent / "crashed"
     resume(crashed, console=Console(quiet=True))
