@@ -15,18 +15,7 @@ from patchloom.tasks.commands import task_commands
 
 PUBLIC = [
     *("PatchloomError", "__version__", "capture_attention", "complexity", "create_model", "fuse", "layerscale_value"),
-    *(
-        "distill",
-        "evaluate",
-        "explain",
-        "finetune",
-        "list_models",
-        "load",
-        "parameter_roles",
-        "predict",
-        "pretrain",
-        "save",
-    ),
+    *("distill", "evaluate", "explain", "finetune", "list_models", "load", "parameter_roles", "predict", "save"),
     *("train", "translate", "uniform_drop_rate", "fit", "Callback", "Metric", "Recipe", "Task", "Index", "embed"),
     *("grafit", "pretrain"),
 ]
