@@ -6,7 +6,7 @@ import os
 import re
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -177,4 +177,7 @@ def restarted(processes: Processes) -> bool:
 def leave_processes() -> None:
     """Close the process group, if there is one; torch warns at exit otherwise."""
     if dist.is_available() and dist.is_initialized():
+        # The first process holds the store of the others: one that leaves much later could crash in its threads.
+        with suppress(RuntimeError):
+            dist.barrier()
         dist.destroy_process_group()
