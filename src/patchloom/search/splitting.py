@@ -26,6 +26,7 @@ from patchloom.search.columns import find_column
 if TYPE_CHECKING:
     from patchloom.search.index import Index
 
+LEAST_GAP = 0.02  # of a class that is split; that of noise in many dimensions is below 0
 NUMBERS = (2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50)  # that "auto" tries
 LEAST = 10  # images per cluster on average
 _PAIRS, _SHARE = 5, 0.8  # pairs of subsets that are compared, and their share of the images
@@ -101,15 +102,14 @@ def _within(vectors: np.ndarray, number: int, starts: int, seed: int) -> float:
     return float(np.log(max(inertia, np.finfo(float).tiny)))
 
 
-def choose_number(gap: Mapping[int, float], images: int) -> int:
-    """The number of clusters at the bend of the gap over the logarithm of the number; 1 if the gap of so many images is
-    no larger than chance makes it.
+def choose_number(gap: Mapping[int, float]) -> int:
+    """The number of clusters at the bend of the gap over the logarithm of the number; 1 if there is no gap.
 
     The gap rises steeply until every class has a cluster. In photos it goes on rising slowly, with small groups that
     look alike, so its largest value says little. The bend is furthest above the line from one cluster, whose gap is 0,
     to the last number (as in Satopaa et al. 2011).
     """
-    if max(gap.values(), default=0.0) < images**-0.5:
+    if max(gap.values(), default=0.0) < LEAST_GAP:
         return 1
     last = max(gap)
     above = {number: value - gap[last] * np.log(number) / np.log(last) for number, value in gap.items()}
@@ -119,7 +119,7 @@ def choose_number(gap: Mapping[int, float], images: int) -> int:
 def split_class(vectors: np.ndarray, places: np.ndarray, number: int | None, seed: int = 0) -> Clusters:
     """The clusters of one class: `number` of them, or as many as the gap statistic finds."""
     found = gaps(vectors, seed) if number is None else {}
-    chosen = choose_number(found, len(vectors)) if number is None else min(number, len(vectors))
+    chosen = choose_number(found) if number is None else min(number, len(vectors))
     score = stability(vectors, chosen, seed) if 1 < chosen < len(vectors) else None
     return Clusters(places, cluster(vectors, chosen, seed), score, found)
 
