@@ -49,7 +49,8 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
         "--top",
         metavar="K",
         type=int,
-        help="number of classes that get a map, for models with one query per class (default: all above 10 %%)",
+        help="number of classes that get a map, for models with one query per class (default: all with a probability "
+        "above 10 %%)",
     )
     group = parser.add_argument_group("analysis of models")
     group.add_argument("--model-only", action="store_true", help="analyse models instead of images")
