@@ -35,7 +35,7 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
         nargs="*",
         help="image files, folders or glob patterns; with --model-only, further models",
     )
-    group.add_argument("--out", metavar="DIR", required=True, help="folder for the figures")
+    group.add_argument("--out", metavar="DIR", required=True, help="folder for the plots")
     add_device(group)
     group.add_argument("--json", action="store_true", help=JSON_HELP)
     group = parser.add_argument_group("explanation of images")

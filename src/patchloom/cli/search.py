@@ -275,6 +275,6 @@ def _add_runs(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     data.add_argument("--data", metavar="DATA", required=True, help=DATA_HELP)
     add_device(data)
     group = parser.add_argument_group("output")
-    group.add_argument("--out", metavar="DIR", help="folder for the JSON file and the figures")
+    group.add_argument("--out", metavar="DIR", help="folder for the JSON file and the plots")
     group.add_argument("--json", action="store_true", help=JSON_HELP)
     return data

@@ -116,8 +116,8 @@ COMMANDS = (
         "pretrain",
         "learn features from images without labels (DINO, BeiT, MAE)",
         "patchloom pretrain DATA --method dino|beit|mae --model M [--recipe R] [--out RUN] [key=value ...]",
-        "Learn features from images without labels. Labels, if there are any, are used only to measure them. key=value "
-        "changes a field of the recipe (epochs=100, local_crops=4, mask_ratio=0.6) or an option of the trunk "
+        "Learn features from images without labels. Labels, if there are any, only serve to measure the features. "
+        "key=value changes a field of the recipe (epochs=100, local_crops=4, mask_ratio=0.6) or an option of the trunk "
         "(model.depth=6). img_size sets the resolution.",
         (
             "patchloom pretrain photos/ --method dino --model deit_small --out runs/dino",
