@@ -32,7 +32,7 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
         help="model names (see `patchloom models`), timm:NAME, or run folders, exported models, weight files and tags",
     )
     group.add_argument(
-        "--against", choices=["timm", "published"], help="implementation to compare with; the measurements alternate"
+        "--against", choices=["timm", "published"], help="implementation to compare with; both are measured in turn"
     )
     group.add_argument(
         "--int8",
@@ -40,14 +40,18 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
         help="use int8 matrix multiplication: faster, slightly less accurate",
     )
     group.add_argument(
-        "--sizes", type=_positive, nargs="+", metavar="PIXELS", help="image sizes, one row each (default: the model's)"
+        "--sizes",
+        type=_positive,
+        nargs="+",
+        metavar="PIXELS",
+        help="image sizes to measure, one row per size (default: the model's)",
     )
     group.add_argument(
         "--depths",
         type=_positive,
         nargs="+",
         metavar="BLOCKS",
-        help="numbers of blocks, one row each (default: the model's)",
+        help="numbers of blocks to measure, one row per number (default: the model's)",
     )
     group = parser.add_argument_group("measurement")
     group.add_argument(

@@ -31,7 +31,7 @@ def _add_show(parts: Any, shared: argparse.ArgumentParser) -> None:
         parts,
         "show",
         shared,
-        "write a sheet of training images as the recipe augments them",
+        "write a contact sheet of training images, augmented as in the recipe",
         [
             "patchloom data show birds/ --recipe deit@small --out sheet.png",
             "patchloom data show digits --recipe deit@small --out sheet.png img_size=16",

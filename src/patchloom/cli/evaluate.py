@@ -28,13 +28,16 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
     either: dict[str, Any] = {"nargs": "?", "default": argparse.SUPPRESS}
     parser.add_argument("model", metavar="FROM", **either, help=f"{MODEL_HELP}, or timm:NAME")
     parser.add_argument(
-        "data", metavar="DATA", **either, help="labelled data, as for the command that trained the model"
+        "data",
+        metavar="DATA",
+        **either,
+        help="labelled data, in a form that the command that trained the model accepts",
     )
     group = parser.add_argument_group("evaluation")
     group.add_argument(
         "--split",
-        help="split to evaluate on: train, val, test, several as train+val, or all (default: the one that the run held "
-        "out, otherwise val or test)",
+        help="split to evaluate on: train, val, test, all, or several joined as train+val (default: the one that the "
+        "run held out, otherwise val or test)",
     )
     add_device(group)
     group.add_argument("--json", action="store_true", help=JSON_HELP)
@@ -51,7 +54,10 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("model", metavar="FROM", help=MODEL_HELP)
     parser.add_argument(
-        "inputs", metavar="INPUT", nargs="*", help="image files, folders or glob patterns, or sentences"
+        "inputs",
+        metavar="INPUT",
+        nargs="*",
+        help="image files, folders or glob patterns; for translation models, sentences",
     )
     group = parser.add_argument_group("prediction")
     add_device(group)

@@ -35,7 +35,7 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
         nargs="*",
         help="image files, folders or glob patterns; with --model-only, further models",
     )
-    group.add_argument("--out", metavar="DIR", required=True, help="folder for the figures")
+    group.add_argument("--out", metavar="DIR", required=True, help="folder for the plots")
     add_device(group)
     group.add_argument("--json", action="store_true", help=JSON_HELP)
     group = parser.add_argument_group("explanation of images")
@@ -49,7 +49,8 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
         "--top",
         metavar="K",
         type=int,
-        help="number of classes that get a map, for models with one query per class (default: all above 10 %%)",
+        help="number of classes that get a map, for models with one query per class (default: all with a probability "
+        "above 10 %%)",
     )
     group = parser.add_argument_group("analysis of models")
     group.add_argument("--model-only", action="store_true", help="analyse models instead of images")

@@ -50,9 +50,9 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--images",
         metavar="DIR",
-        help="images to compare on (default: the validation images of the run, or two photos)",
+        help="images to compare on (default: the validation images of the run, or two sample photos)",
     )
-    add_device(group, "cpu", "for the logits that the file is compared with")
+    add_device(group, "cpu", "for the logits to compare the file with")
     parser.set_defaults(run=run)
 
 

@@ -49,7 +49,9 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 def add_device(parser: argparse._ActionsContainer, default: str = "auto", purpose: str = "to compute on") -> None:
     """--device, which every command that computes has; its value is for `patchloom.devices.choose_device`."""
-    meaning = "an accelerator if there is one, else the CPU" if default == "auto" else "where the file runs too"
+    meaning = (
+        "an accelerator if there is one, else the CPU" if default == "auto" else "on which the exported file runs too"
+    )
     parser.add_argument(
         "--device",
         metavar="NAME",

@@ -8,7 +8,7 @@ from typing import Any
 from patchloom.cli import search_commands
 from patchloom.cli.output import DATA_HELP, JSON_HELP, MODEL_HELP, add_command, add_device
 
-LABELS_HELP = "label columns, in any number: names separated by spaces or commas"
+LABELS_HELP = "one or more label columns, separated by spaces or commas"
 CONDITION_HELP = "none (cosine), coarse (by the query's coarse probabilities, Eq. 2.5)"
 
 
@@ -17,7 +17,7 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
         commands,
         "search",
         argparse.ArgumentParser(add_help=False),
-        "build an index of images, find similar images and classify with it",
+        "build an index of images, find similar images and classify images with it",
         [
             "patchloom search build runs/birds birds/ --out birds.index",
             "patchloom search query birds.index photo.jpg --gallery found.html",
@@ -53,8 +53,12 @@ def _add_build(parts: Any, shared: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("weights and data")
     group.add_argument("weights", metavar="WEIGHTS", help=MODEL_HELP)
     group.add_argument("data", metavar="DATA", help=DATA_HELP)
-    group.add_argument("--labels", metavar="COLUMN", nargs="+", help=f"{LABELS_HELP} (default: those of class folders)")
-    group.add_argument("--split", metavar="NAME", help="split of the data, or several as train+val (default: all)")
+    group.add_argument(
+        "--labels", metavar="COLUMN", nargs="+", help=f"{LABELS_HELP} (default: the classes of class folders)"
+    )
+    group.add_argument(
+        "--split", metavar="NAME", help="split of the data, or several joined as train+val (default: all)"
+    )
     group = parser.add_argument_group("index")
     group.add_argument("--out", metavar="INDEX", required=True, help="folder to write the index to")
     group.add_argument(
@@ -76,7 +80,7 @@ def _add_images(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     group.add_argument(
         "--weights",
         metavar="WEIGHTS",
-        help="weights that the index was built with, if they have moved (default: the place that the index records)",
+        help="weights that the index was built with, if they have moved (default: the path stored in the index)",
     )
     add_device(group)
     return group
@@ -108,7 +112,9 @@ def _add_query(parts: Any, shared: argparse.ArgumentParser) -> None:
         help="column of the coarse classes (default: the one that the model was trained on)",
     )
     group = parser.add_argument_group("output")
-    group.add_argument("--gallery", metavar="FILE.html", help="also write a page with the pictures, in one file")
+    group.add_argument(
+        "--gallery", metavar="FILE.html", help="also write a web page that shows the images, as a single file"
+    )
     group.add_argument("--json", action="store_true", help=JSON_HELP)
     parser.set_defaults(run=search_commands.query)
 
@@ -123,7 +129,7 @@ def _add_add(parts: Any, shared: argparse.ArgumentParser) -> None:
     )
     group = _add_images(parser)
     group.add_argument(
-        "--label", metavar="COLUMN=NAME", action="append", default=[], help="label of all these images, repeatable"
+        "--label", metavar="COLUMN=NAME", action="append", default=[], help="label of all added images, repeatable"
     )
     parser.set_defaults(run=search_commands.add)
 
@@ -167,7 +173,7 @@ def _add_evaluate(parts: Any, shared: argparse.ArgumentParser) -> None:
         parts,
         "evaluate",
         shared,
-        "measure mAP and kNN accuracy: held-out images as queries, training images as collection",
+        "measure mAP and kNN accuracy, with the training images as the collection and held-out images as queries",
         [
             "patchloom search evaluate runs/pets pets.csv --labels breed species",
             "patchloom search evaluate runs/pets pets.csv --labels breed --condition coarse --json",
@@ -177,7 +183,9 @@ def _add_evaluate(parts: Any, shared: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("weights and data")
     group.add_argument("weights", metavar="WEIGHTS", help=MODEL_HELP)
     group.add_argument("data", metavar="DATA", help=DATA_HELP)
-    group.add_argument("--labels", metavar="COLUMN", nargs="+", help=f"{LABELS_HELP} (default: that of class folders)")
+    group.add_argument(
+        "--labels", metavar="COLUMN", nargs="+", help=f"{LABELS_HELP} (default: the classes of class folders)"
+    )
     add_device(group)
     group = parser.add_argument_group("ranking")
     group.add_argument(
@@ -191,7 +199,9 @@ def _add_evaluate(parts: Any, shared: argparse.ArgumentParser) -> None:
         metavar="COLUMN",
         help="column of the coarse classes (default: the one that the model was trained on)",
     )
-    group.add_argument("-k", type=int, metavar="N", help="neighbours for kNN (default: by leave-one-out)")
+    group.add_argument(
+        "-k", type=int, metavar="N", help="number of neighbours for kNN (default: chosen by leave-one-out)"
+    )
     group.add_argument("--workers", metavar="N", type=int, default=0, help="processes that read images (default: 0)")
     group.add_argument("--json", action="store_true", help=JSON_HELP)
     parser.set_defaults(run=search_commands.evaluate, settings=[])
@@ -233,7 +243,7 @@ def _add_matrix(parts: Any, shared: argparse.ArgumentParser) -> None:
         parts,
         "matrix",
         shared,
-        "evaluate runs that were trained on different label levels, each on every level",
+        "evaluate runs that were trained on different label levels, each run on every level",
         ["patchloom search matrix runs/species runs/breed --data pets.csv --labels species breed --out matrix"],
     )
     group = _add_runs(parser)
@@ -265,6 +275,6 @@ def _add_runs(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     data.add_argument("--data", metavar="DATA", required=True, help=DATA_HELP)
     add_device(data)
     group = parser.add_argument_group("output")
-    group.add_argument("--out", metavar="DIR", help="folder for the JSON file and the figures")
+    group.add_argument("--out", metavar="DIR", help="folder for the JSON file and the plots")
     group.add_argument("--json", action="store_true", help=JSON_HELP)
     return data

@@ -21,7 +21,7 @@ def add_parser(commands: Any, shared: argparse.ArgumentParser) -> None:
             "patchloom serve runs/birds --index birds.index",
         ],
     )
-    parser.add_argument("models", metavar="FROM", nargs="+", help=f"{MODEL_HELP}; NAME=FROM sets its name")
+    parser.add_argument("models", metavar="FROM", nargs="+", help=f"{MODEL_HELP}; NAME=FROM gives the model this name")
     group = parser.add_argument_group("models")
     group.add_argument("--base", metavar="FROM", help="base weights of the deltas, kept in memory once")
     group.add_argument(

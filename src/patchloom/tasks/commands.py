@@ -80,7 +80,7 @@ def add_split_arguments(group: argparse._ArgumentGroup) -> None:
 
 def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `patchloom evaluate` for models that are evaluated on images."""
-    group = parser.add_argument_group("reading of images")
+    group = parser.add_argument_group("image loading")
     group.add_argument("--batch", type=int, default=128, metavar="N", help="batch size (default: 128)")
     group.add_argument("--workers", type=int, metavar="N", help="number of processes that read images (default: 0)")
     group.add_argument("--strict", action="store_true", help="fail on unreadable files instead of skipping them")

@@ -64,7 +64,7 @@ def _add_finetune(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--tune", metavar="PART", help="parameters to train: all, attention, ffn or head (default: set by the recipe)"
     )
-    group.add_argument("--delta", action="store_true", help="also export a delta, with only the changed tensors")
+    group.add_argument("--delta", action="store_true", help="also export a delta, a file with only the changed tensors")
     _add_distillation(parser)
     _add_splits(parser)
 
@@ -109,7 +109,7 @@ def _add_distillation(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--tau", type=float, help="temperature of soft distillation (default: 3)")
     group.add_argument(
         "--kl",
-        help="KL term of soft distillation: paper for Equation 3.2, published for the authors' code (default: paper)",
+        help="KL term of soft distillation: paper (Equation 3.2) or published (the authors' code) (default: paper)",
     )
     group.add_argument("--cache", metavar="DIR", help="save the teachers' logits in DIR and reuse them")
 

@@ -64,7 +64,9 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--disagreement", nargs="+", metavar="MODEL", help="report how often these models disagree")
     group.add_argument("--data", dest="shown", metavar="DATA", help="images for --disagreement")
     group.add_argument(
-        "--figure", metavar="FILE.png", help="plot --disagreement, or several crop ratios or resolutions, to this file"
+        "--figure",
+        metavar="FILE.png",
+        help="file for a plot of --disagreement, or of several crop ratios or resolutions",
     )
 
 

@@ -22,18 +22,20 @@ def _add_pretrain(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--recipe",
         metavar="NAME",
-        help="recipe name: dino, beit or mae, each with @small (default: that of the method, in its small form for "
-        "small images or few of them)",
+        help="recipe name: dino, beit or mae, each also with @small (default: the recipe of the method, with @small "
+        "if the images are small or few)",
     )
     group.add_argument(
         "--tokenizer",
         metavar="RUN|FILE",
-        help="trained tokenizer for beit: a run of beit, or a file of it (default: one is trained on the same images "
-        "first)",
+        help="trained tokenizer for beit: a BeiT run or its tokenizer file (default: one is first trained on the same "
+        "images)",
     )
     group = parser.add_argument_group("data")
     group.add_argument(
-        "--labels", metavar="COLUMN", help="label column to measure by; no label is trained on (default: the only one)"
+        "--labels",
+        metavar="COLUMN",
+        help="label column to measure the features with, not to train on (default: the only one)",
     )
     add_split_arguments(group)
 
@@ -56,9 +58,9 @@ def _plan(options: argparse.Namespace) -> Any:
 
 def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     add_reading_arguments(parser)
-    group = parser.add_argument_group("models of pretrain")
+    group = parser.add_argument_group("pre-trained models")
     group.add_argument("--labels", metavar="COLUMN", help="label column of a CSV file")
-    group.add_argument("--probe", help="probe of the frozen embeddings: knn or linear (default: knn)")
+    group.add_argument("--probe", help="knn or linear (default: knn)")
     group.add_argument("--k", type=int, metavar="N", help="number of neighbours for --probe knn (default: 20)")
     group.add_argument(
         "--temperature", type=float, metavar="T", help="temperature of the kNN votes (default: 0.07, as in DINO)"
@@ -66,7 +68,7 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--crop-ratio",
         metavar="RATIO",
-        help="fraction of the resized image that the test crop covers (default: that of the recipe)",
+        help="one fraction (default: that of the recipe)",
     )
     group.add_argument("--resolution", metavar="PIXELS", help="image size (default: that of the model)")
 
@@ -114,8 +116,8 @@ COMMANDS = (
         "pretrain",
         "learn features from images without labels (DINO, BeiT, MAE)",
         "patchloom pretrain DATA --method dino|beit|mae --model M [--recipe R] [--out RUN] [key=value ...]",
-        "Learn features from images without labels. Labels, if there are any, are used for measuring alone. key=value "
-        "changes a field of the recipe (epochs=100, local_crops=4, mask_ratio=0.6) or an option of the trunk "
+        "Learn features from images without labels. Labels, if there are any, only serve to measure the features. "
+        "key=value changes a field of the recipe (epochs=100, local_crops=4, mask_ratio=0.6) or an option of the trunk "
         "(model.depth=6). img_size sets the resolution.",
         (
             "patchloom pretrain photos/ --method dino --model deit_small --out runs/dino",

@@ -34,8 +34,8 @@ def _add_grafit(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--recipe",
         metavar="NAME",
-        help="recipe name: grafit, grafit_fc, grafit_baseline, snca, snca_plus, clusterfit_plus, each with @small "
-        "(default: grafit, or grafit@small for small images or few of them)",
+        help="recipe name: grafit, grafit_fc, grafit_baseline, snca, snca_plus, clusterfit_plus, each also with @small "
+        "(default: grafit, or grafit@small if the images are small or few)",
     )
     group = parser.add_argument_group("method")
     group.add_argument(
@@ -81,11 +81,11 @@ def _plan(options: argparse.Namespace) -> Any:
 
 def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     add_reading_arguments(parser)
-    _add_shared(parser.add_argument_group("models of grafit"))
+    _add_shared(parser.add_argument_group("Grafit models"))
 
 
 def _add_predict(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("models of grafit")
+    group = parser.add_argument_group("Grafit models")
     group.add_argument(
         "--collection", metavar="DATA", help="labelled images to compare with (default: those of the run)"
     )

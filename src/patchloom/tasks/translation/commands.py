@@ -10,7 +10,9 @@ from patchloom.tasks.commands import Command, Output, Tool, require_data
 
 
 def _add_translate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("data", metavar="DATA", help="folder with train.en, train.de, val.en, val.de, plain or .gz")
+    parser.add_argument(
+        "data", metavar="DATA", help="folder with train.en, train.de, val.en and val.de, as text or .gz files"
+    )
     parser.add_argument_group("data").add_argument(
         "--pair", required=True, metavar="SOURCE-TARGET", help="source and target language, such as en-de"
     )
@@ -21,7 +23,7 @@ def _add_translate(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--recipe",
         metavar="NAME",
-        help="recipe name (default: that of the model's family; its @small form below a million sentence pairs)",
+        help="recipe name (default: that of the model's family, with @small for fewer than a million sentence pairs)",
     )
     group.add_argument(
         "--vocabulary", metavar="FILE", help="sentencepiece model (default: trained on the training split)"
@@ -40,7 +42,7 @@ def _plan(options: argparse.Namespace) -> Any:
 
 
 def _add_search(parser: argparse.ArgumentParser) -> Any:
-    group = parser.add_argument_group("models that translate")
+    group = parser.add_argument_group("translation models")
     group.add_argument(
         "--beam", type=int, metavar="N", help="number of hypotheses in the beam search (default: that of the recipe)"
     )
