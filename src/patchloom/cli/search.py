@@ -225,7 +225,7 @@ def _add_split(parts: Any, shared: argparse.ArgumentParser) -> None:
         "--clusters",
         metavar="N",
         default="auto",
-        help="number of clusters per class, or auto for the largest stable number (default: auto)",
+        help="number of clusters per class, or auto to choose it by the gap statistic (default: auto)",
     )
     group.add_argument(
         "--truth", metavar="COLUMN", help="known classes to compare with, by adjusted Rand index and purity"
