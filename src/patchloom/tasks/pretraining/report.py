@@ -38,7 +38,7 @@ def pretraining_headline(run: Run, task: Pretraining, network: Network) -> str:
     cells = "".join(f"<div><b>{value}</b><span class=soft>{escape(name)}</span></div>" for value, name in _cells(run))
     size = sum(parameter.numel() for parameter in network.parameters())
     title = f"{network.config.name} on {run.settings['data']}"
-    labels = "Labels were used for measuring alone." if task.probes.items else "No labels: nothing was probed."
+    labels = "Labels were used only for measuring." if task.probes.items else "No labels: nothing was probed."
     return (
         f"<h1>{escape(title)}</h1><div class=figures>{cells}</div>"
         f"<p class=soft>Recipe {escape(run.settings['recipe_name'])}, {task.recipe.duration}: "
