@@ -61,7 +61,7 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("pre-trained models")
     group.add_argument("--labels", metavar="COLUMN", help="label column of a CSV file")
     group.add_argument("--probe", help="knn or linear (default: knn)")
-    group.add_argument("--k", type=int, metavar="N", help="number of neighbours for --probe knn (default: 20)")
+    group.add_argument("--k", type=int, metavar="N", help="20 by default")
     group.add_argument(
         "--temperature", type=float, metavar="T", help="temperature of the kNN votes (default: 0.07, as in DINO)"
     )

@@ -81,7 +81,8 @@ def _plan(options: argparse.Namespace) -> Any:
 
 def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     add_reading_arguments(parser)
-    _add_shared(parser.add_argument_group("Grafit models"))
+    # `evaluate --k` has its description from the classifiers.
+    _add_shared(parser.add_argument_group("Grafit models"), "by default chosen by leave-one-out")
 
 
 def _add_predict(parser: argparse.ArgumentParser) -> None:
@@ -89,13 +90,13 @@ def _add_predict(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--collection", metavar="DATA", help="labelled images to compare with (default: those of the run)"
     )
-    _add_shared(group)
+    _add_shared(group, "number of neighbours (default: chosen by leave-one-out)")
     group.add_argument("--top", type=int, default=5, metavar="N", help="number of classes to print (default: 5)")
 
 
-def _add_shared(group: Any) -> None:
+def _add_shared(group: Any, neighbours: str) -> None:
     group.add_argument("--labels", metavar="COLUMN", help="label column (default: the one that the run was trained on)")
-    group.add_argument("--k", type=int, metavar="N", help="number of neighbours (default: chosen by leave-one-out)")
+    group.add_argument("--k", type=int, metavar="N", help=neighbours)
 
 
 def _evaluate(options: argparse.Namespace) -> Output:
