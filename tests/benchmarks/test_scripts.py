@@ -104,6 +104,13 @@ def test_parallel(monkeypatch: pytest.MonkeyPatch) -> None:
     assert counts == [2, 2, 1]
 
 
+def test_mae_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = list(script("mae_cost", monkeypatch).measured(argparse.Namespace(batch=1, size=64, rounds=1)))
+    assert [row["model"] for row in rows] == ["mae 0.2", "mae 0.5", "mae 0.75", "mae 0.9"]
+    assert rows[0]["relative"] == 1
+    assert all(row["seconds"] > 0 for row in rows)
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # timm's reader leaves files open
 def test_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loading = script("loading", monkeypatch)
