@@ -67,11 +67,21 @@ def test_sixteen_bits_are_scaled_not_cut(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("pixels", "expected"),
-    [(np.full((4, 4), 30000, np.uint16), 117), (np.full((4, 4), 0.3, np.float32), 76), (np.zeros((4, 4), "f4"), 0)],
+    [(np.full((4, 4), 30000, np.uint16), 117), (np.full((4, 4), 0.3, np.float32), 77), (np.zeros((4, 4), "f4"), 0)],
 )
 def test_an_image_of_a_single_value_keeps_its_range(pixels: np.ndarray, expected: int, tmp_path: Path) -> None:
     Image.fromarray(pixels).save(tmp_path / "plain.tiff")
     assert set(np.asarray(read_image(tmp_path / "plain.tiff")).flatten().tolist()) == {expected}
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "kind"), [(-3e38, 3e38, "f4"), (0.0, 1e-40, "f4"), (2**31 - 600, 2**31 - 1, "i4")]
+)
+def test_any_range_is_scaled_evenly(low: float, high: float, kind: str, tmp_path: Path) -> None:
+    steps = np.arange(256).reshape(16, 16) / 255
+    Image.fromarray((low + (high - low) * steps).astype(kind)).save(tmp_path / "a.tif")
+    pixels = np.asarray(read_image(tmp_path / "a.tif"))[..., 0]
+    assert np.abs(pixels.astype(int) - np.arange(256).reshape(16, 16)).max() <= 1
 
 
 def test_eight_bits_in_wide_pixels_stay_eight_bits(tmp_path: Path) -> None:

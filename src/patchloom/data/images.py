@@ -82,8 +82,12 @@ def _to_8_bits(values: np.ndarray) -> tuple[np.ndarray, str | None]:
         return values.astype(np.uint8), None
     elif low == high:
         raise ValueError(f"all its values are {low:g}: there is no range to scale by")
-    scaled = (values.astype(np.float32) - np.float32(low)) * np.float32(255 / (high - low))
-    return np.rint(scaled).clip(0, 255).astype(np.uint8), f"values from {low:g} to {high:g} scaled to 8 bits"
+    # float32 has too few digits for large integers, and the range of large floats overflows it. In place, since an
+    # image can have 90 million pixels.
+    scaled = values.astype(np.float64)
+    scaled -= low
+    scaled *= 255 / (high - low)
+    return np.rint(scaled, out=scaled).astype(np.uint8), f"values from {low:g} to {high:g} scaled to 8 bits"
 
 
 def as_image(picture: Image.Image | np.ndarray | Encoded) -> Image.Image:
