@@ -262,10 +262,10 @@ def test_the_split_does_not_hang_on_place_or_order(tmp_path: Path) -> None:
     assert one.fingerprint() == two.fingerprint()
 
 
-def test_one_image_is_trained_and_measured_on(tmp_path: Path) -> None:
+def test_training_images_are_never_called_held_out(tmp_path: Path) -> None:
     split = split_source(open_source(folder(tmp_path, ant=1)))
-    assert split.train == split.held_out == [Item("ant/000.png", 0)]
-    assert "measured on too" in split.summary
+    assert (split.train, split.held_out) == ([Item("ant/000.png", 0)], [])
+    assert "none is held out" in split.summary
 
 
 def test_train_alone_is_split(tmp_path: Path) -> None:

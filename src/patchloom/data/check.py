@@ -123,7 +123,7 @@ def _sides(source: Source) -> dict[tuple[str, str], str]:
     if not {"val", "test"} & set(source.splits) and sides:
         whole = next(iter(source.splits))
         split = split_source(source)
-        if split.held_out is not split.train:
+        if split.held_out:
             sides |= {(whole, item.key): "train" for item in split.train}
             sides |= {(whole, item.key): "held out" for item in split.held_out}
     return sides
@@ -154,9 +154,6 @@ def _trained(side: str) -> bool:
 def equal_images(source: Source, split: Split, glances: Mapping[str, bytes]) -> list[str]:
     """A warning that lists images with equal pixels in both splits: with them the accuracy is too high. Only images
     with equal glances are read a second time."""
-    # hold_out=none evaluates on the training images, so every image would be found twice.
-    if split.held_out is split.train:
-        return []
     sides = {"training": split.train, "held out": split.held_out}
     # A glance is a cheap digest, equal for equal pixels; different images may share one by accident.
     both = {glances.get(item.key) for item in split.train} & {glances.get(item.key) for item in split.held_out}

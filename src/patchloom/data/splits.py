@@ -106,8 +106,8 @@ def split_source(source: Source, asked: Splits | None = None) -> Split:
     share = float(asked.hold_out or 1 / _FIFTH)
     held_keys = _share_of_each_class(train, share, source.labelled)
     if not held_keys:
-        summary = f"No class has two images: all {len(train)} are trained on, and measured on too."
-        return Split(train, train, summary, train_name)
+        summary = f"No class has two images: {count(len(train), 'image')} to train on; none is held out."
+        return Split(train, [], summary, train_name)
     kept = [item for item in train if item.key not in held_keys]
     held_out = [item for item in train if item.key in held_keys]
     begin = "The data has no validation split. " if asked.hold_out is None else ""

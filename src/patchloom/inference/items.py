@@ -124,6 +124,9 @@ def _chosen_by_training(source: Source, split: str | None, run: RunSplit | None)
     if run is None or run.held_out is None:
         parts, who = split_source(source), "the fifth that training would hold out"
         train, held_out = parts.train, parts.held_out
+        # For a model that may not have been trained on this data, all images say something.
+        if not held_out:
+            return train, "all images: no class has two, so training would hold out none"
     else:
         keys, who = run.held_out, "what the run held out"
         named = run.trained(source) or ("train" if "train" in source.splits else "all")
