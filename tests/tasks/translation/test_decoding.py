@@ -7,25 +7,15 @@ import itertools
 import pytest
 import torch
 
-import patchloom
-from conftest import stir
+from conftest import stirred_translator
 from patchloom import PatchloomError
 from patchloom.tasks.translation.decoding import DecodingOptions, Hypothesis, beam_search, greedy_search, search
 
 NANOS = ["resmlp_mt_nano", "transformer_mt_nano"]
 
 
-def make(name: str, vocab_size: int = 23, seed: int = 0, **options):
-    torch.manual_seed(seed)
-    options = {"vocab_size": vocab_size, "max_length": 20, "dim": 32, "hidden": 64, **options}
-    model = stir(patchloom.create_model(name, **options)).eval()
-    with torch.no_grad():  # strong branches: with shared embeddings a fresh network repeats the token that it was given
-        for key, parameter in model.named_parameters():
-            if key.endswith(("fc2.weight", "proj.weight")):
-                parameter.mul_(8)
-            if key.endswith("gamma"):
-                parameter.fill_(1)
-    return model
+def make(name: str, vocab_size: int = 23, seed: int = 0):
+    return stirred_translator(name, seed, vocab_size=vocab_size, max_length=20)
 
 
 def sources(count: int, longest: int = 9, vocab_size: int = 23) -> torch.Tensor:
