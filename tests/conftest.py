@@ -93,6 +93,19 @@ def stir(model: nn.Module, strength: float = 1.0) -> nn.Module:
     return model
 
 
+def stirred_translator(name: str, seed: int = 0, **options: Any) -> Any:
+    """A small network for translation, in eval mode, whose next token depends on all that it reads."""
+    torch.manual_seed(seed)
+    model = stir(patchloom.create_model(name, **{"dim": 32, "hidden": 64, **options})).eval()
+    with torch.no_grad():  # strong branches: with shared embeddings a fresh network repeats the token that it was given
+        for key, parameter in model.named_parameters():
+            if key.endswith(("fc2.weight", "proj.weight")):
+                parameter.mul_(8)
+            if key.endswith("gamma"):
+                parameter.fill_(1)
+    return model
+
+
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)

@@ -251,6 +251,12 @@ def test_a_network_that_answers_nothing_but_zeros_is_exported(tmp_path: Path) ->
     assert exporter.export(model, "safetensors", tmp_path / "a.safetensors").difference == 0
 
 
+def test_a_file_named_like_an_encoder_is_no_concern_of_a_network_of_images(tmp_path: Path) -> None:
+    (tmp_path / "a.encoder.onnx").write_text("mine")
+    exporter.export(patchloom.create_model("resmlp_nano", num_classes=3, depth=1), "onnx", tmp_path / "a.onnx")
+    assert (tmp_path / "a.encoder.onnx").read_text() == "mine"
+
+
 @pytest.mark.parametrize(("to", "name"), [("official", "a.pth"), ("official", "a.safetensors"), ("torch", "a.pt2")])
 def test_a_full_disk_is_told_as_such(to: str, name: str, tmp_path: Path) -> None:
     """In a process of its own, whose files may not grow past 100 000 bytes: torch's writer would end it."""

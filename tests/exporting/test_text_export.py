@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import patchloom
-from conftest import stir
+from conftest import stirred_translator
 from patchloom import PatchloomError
 from patchloom.exporting import export
 from patchloom.tasks.translation.decoding import DecodingOptions, search
@@ -27,16 +27,8 @@ def vocabulary() -> Vocabulary:
 
 
 def make(name: str, vocabulary: Vocabulary):
-    torch.manual_seed(0)
-    options = {"vocab_size": len(vocabulary), "dim": 32, "hidden": 64, "max_length": 24}
-    model = stir(patchloom.create_model(name, **options)).eval()
-    with torch.no_grad():  # strong branches: with shared embeddings a fresh network repeats the token that it was given
-        for key, parameter in model.named_parameters():
-            if key.endswith(("fc2.weight", "proj.weight")):
-                parameter.mul_(8)
-            if key.endswith("gamma"):
-                parameter.fill_(1)
-    model.describe_text(vocabulary.model, ("en", "de"), 2, 0.5)  # type: ignore[operator]
+    model = stirred_translator(name, vocab_size=len(vocabulary), max_length=24)
+    model.describe_text(vocabulary.model, ("en", "de"), 2, 0.5)
     return model
 
 

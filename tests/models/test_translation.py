@@ -52,6 +52,22 @@ def test_later_tokens_leave_earlier_logits_equal_to_the_bit(name: str, options: 
             assert not torch.equal(changed[:, place:], logits[:, place:])
 
 
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("name", NANOS)
+def test_later_tokens_change_no_bit_in_training_either(name: str, precision: str) -> None:
+    model, source, target = make(name, dropout=0.2).train(), tokens(3, 11), tokens(3, 13, seed=1)
+
+    def logits(target: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(0)  # of dropout
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+            return model(source, target)
+
+    other = target.clone()
+    other[:, 7:] = tokens(3, 6, seed=2)
+    assert torch.equal(logits(other)[:, :7], logits(target)[:, :7])
+    assert not torch.equal(logits(other)[:, 7:], logits(target)[:, 7:])
+
+
 @pytest.mark.parametrize(("name", "options"), VARIANTS)
 def test_padding_changes_nothing(name: str, options: dict) -> None:
     model, source, target = make(name, **options), tokens(3, 11), tokens(3, 13, seed=1)

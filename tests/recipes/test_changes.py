@@ -51,3 +51,17 @@ def test_epochs_and_steps_together_are_refused() -> None:
     with pytest.raises(PatchloomError, match=r"epochs=3 and steps=10 both set the length"):
         apply_changes(recipe, {"epochs": 3, "steps": 10})
     assert apply_changes(recipe, {"epochs": 3, "steps": None})[0].epochs == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("deit@small", {"steps": 0}, "'steps' of .* must be a whole number from 1 to 1000000000000 or None, not 0"),
+        ("deit@small", {"steps": -5}, "not -5"),
+        ("resmlp_mt", {"warmup_steps": -1}, "must be a whole number of at least 0 or None, not -1"),
+        ("deit@small", {"resolution": 0}, "whole number of at least 1 or None, not 0"),
+    ],
+)
+def test_whole_numbers_that_may_be_none_have_bounds_too(name: str, changes: dict, message: str) -> None:
+    with pytest.raises(PatchloomError, match=message):
+        apply_changes(find_recipe(name), changes)

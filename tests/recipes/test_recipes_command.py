@@ -29,6 +29,12 @@ def test_the_list_has_a_line_a_recipe(capsys: pytest.CaptureFixture[str]) -> Non
     assert line.split()[1:6] == ["lamb", "0.003", "2048", "400", "bce"]
 
 
+def test_a_value_that_is_none_is_not_set(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["recipes", "resmlp_mt@small"])
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("steps "))
+    assert line.split(maxsplit=3)[1:3] == ["not", "set"]
+
+
 def test_one_recipe_is_a_table_with_sources(capsys: pytest.CaptureFixture[str]) -> None:
     main(["recipes", "deit"])
     rows = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines() if line]

@@ -69,7 +69,7 @@ def _one(recipe: Recipe) -> str:
 
 def _text(value: Any) -> str:
     if value is None:
-        return "as the model"
+        return "not set"
     if isinstance(value, tuple | list):
         return " ".join(map(_text, value)) or "-"
     return f"{value:g}" if isinstance(value, float) else str(value)

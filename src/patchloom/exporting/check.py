@@ -43,6 +43,7 @@ class Comparison:
     agreement: float  # fraction of images with the same predicted class
     images: int
     sizes: tuple[Sizes, ...]
+    unit: str = "images"  # what `images` counts: images or sentences
 
     def to_json(self) -> dict[str, Any]:
         return {

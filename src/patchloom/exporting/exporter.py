@@ -97,6 +97,7 @@ def export(
     write: Callable[[str, Path, Path, float], Comparison]
     if isinstance(network, TranslationNetwork):
         check_text_options(network.config.name, to, int8=int8, with_preprocessing=with_preprocessing, images=images)
+        _refuse_other_encoder(path, to)
         write = partial(_write_text_checked, network)
     else:
         request = Request(network, int8, with_preprocessing, chosen)
@@ -106,9 +107,8 @@ def export(
         found = write(to, path, folder, bound)
         size = _move(folder, path)
     return Report(
-        to, str(path), size, found.difference, found.agreement, bound, found.images, found.sizes, replaced,
-        "sentences" if isinstance(network, TranslationNetwork) else "images",
-    )  # fmt: skip
+        to, str(path), size, found.difference, found.agreement, bound, found.images, found.sizes, replaced, found.unit
+    )
 
 
 @contextmanager
@@ -222,14 +222,18 @@ def _refuse_other_files(path: Path, to: str) -> None:
     export if the .xml file beside it does."""
     if path.exists() and not _is_export(path):
         raise PatchloomError(f"{path} exists and is not an export, so it is not overwritten.")
-    encoder = encoder_file(path)
-    if to == "onnx" and encoder.is_file() and not _is_export(encoder):
-        raise PatchloomError(f"{encoder}, where an encoder would be, is not an export, so it is not overwritten.")
     weights = path.with_suffix(".bin")
     if to == "openvino" and weights.exists() and not path.exists():
         raise PatchloomError(
             f"{weights}, where the weights would be, exists and is not an export, so it is not overwritten."
         )
+
+
+def _refuse_other_encoder(path: Path, to: str) -> None:
+    """As `_refuse_other_files`, for the second file of a network that translates."""
+    encoder = encoder_file(path)
+    if to == "onnx" and encoder.is_file() and not _is_export(encoder):
+        raise PatchloomError(f"{encoder}, where the encoder would be, is not an export, so it is not overwritten.")
 
 
 def _refuse_sources(path: Path, *sources: object) -> None:

@@ -91,7 +91,8 @@ def compare_text(network: TranslationNetwork, to: str, path: Path) -> Comparison
         same += (got.argmax(axis=-1) == want.argmax(axis=-1)).ravel().tolist()
         sizes.append((len(source), source.shape[1], target.shape[2]))
     count = sum(sources for sources, _, _ in sizes)
-    return Comparison(furthest / largest if largest else furthest, sum(same) / len(same), count, tuple(sizes))
+    difference = furthest / largest if largest else furthest
+    return Comparison(difference, sum(same) / len(same), count, tuple(sizes), "sentences")
 
 
 def _cases(network: TranslationNetwork) -> Iterator[tuple[Tensor, Tensor]]:

@@ -178,10 +178,11 @@ def plain_number(value: Any) -> Any:
 def check_value(model: str, field: dataclasses.Field[Any], value: Any, hint: Any) -> None:
     """Raise PatchloomError if a value does not fit the type hint or the bounds of its field."""
     least, most = field.metadata.get("least", 1), field.metadata.get("most", _MOST.get(field.name, math.inf))
-    if not _fits(value, hint) or (hint is int and not least <= value <= most):
+    # an `int | None` has the bounds of an int
+    counted = int in (hint, *get_args(hint)) and _fits(value, int)
+    if not _fits(value, hint) or (counted and not least <= value <= most):
         bound = f" from {least} to {most}" if most < math.inf else f" of at least {least}"
-        bound = bound if hint is int else ""
-        raise PatchloomError(f"The option {field.name!r} of {model} must be {_describe(hint)}{bound}, not {value!r}.")
+        raise PatchloomError(f"The option {field.name!r} of {model} must be {_describe(hint, bound)}, not {value!r}.")
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -200,12 +201,17 @@ def _fits(value: Any, hint: Any) -> bool:
     return isinstance(value, hint)
 
 
-def _describe(hint: Any) -> str:
+def _describe(hint: Any, bound: str = "") -> str:
+    """A type hint in words; `bound` follows a whole number."""
     origin = get_origin(hint)
     if origin is Literal:
         return "one of " + ", ".join(repr(word) for word in get_args(hint))
     if origin in (Union, types.UnionType):
-        return " or ".join(_describe(choice) for choice in get_args(hint))
-    return {int: "a whole number", float: "a number", bool: "True or False", str: "a string", type(None): "None"}.get(
-        hint, str(hint)
-    )
+        return " or ".join(_describe(choice, bound) for choice in get_args(hint))
+    return {
+        int: f"a whole number{bound}",
+        float: "a number",
+        bool: "True or False",
+        str: "a string",
+        type(None): "None",
+    }.get(hint, str(hint))
