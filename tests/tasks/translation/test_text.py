@@ -109,7 +109,7 @@ def test_pairs_are_two_languages() -> None:
 
 def test_lines_are_named() -> None:
     text = ParallelText(Path(), "train", ("en", "de"), ("a", "", "b", "c"), ("x", "y", "", "z"))
-    assert describe_lines(text, [1, 2], "empty") == "2 lines of train.en or train.de are empty (line 2, 3)"
+    assert describe_lines(text, [1, 2], "empty") == "2 lines of train.en or train.de are empty (lines 2, 3)"
 
 
 def test_a_vocabulary_is_a_function_of_its_text_and_travels_as_bytes() -> None:
