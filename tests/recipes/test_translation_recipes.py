@@ -50,10 +50,11 @@ def test_epochs_take_the_place_of_steps() -> None:
     assert "steps none" in notes[0]
 
 
-def test_searches_that_cannot_be_carried_out_are_refused() -> None:
+def test_values_that_cannot_work_are_refused() -> None:
     for changes, message in (
         ({"length_penalty": 1000.0}, "length_penalty of resmlp_mt is at most 10, not 1000"),
         ({"beam": 1001}, "beam"),
+        ({"vocabulary": 4}, "from 5 to"),
     ):
         with pytest.raises(PatchloomError, match=message):
             apply_changes(find_recipe("resmlp_mt"), changes)

@@ -27,7 +27,8 @@ class TranslationOptions(Options):
     """Batches by tokens, vocabulary, regularisation, and how translations are searched for."""
 
     batch_tokens: int = 25_000  # of the longer side of a batch, padding included; in place of batch_size
-    vocabulary: int = field(default=32_768, metadata={"most": 1 << 20})  # tokens, at most; both languages together
+    # tokens, at most, of both languages together; four of them have a meaning of their own, such as padding
+    vocabulary: int = field(default=32_768, metadata={"least": 5, "most": 1 << 20})
     label_smoothing: float = 0.1
     dropout: float | None = None  # None: as the model says
     layerscale: float | None = None  # LayerScale's start; None: as the model says
