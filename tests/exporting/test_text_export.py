@@ -49,6 +49,9 @@ def test_onnx_graphs_decode_greedily_without_torch(name: str, vocabulary: Vocabu
     described = step.get_modelmeta().custom_metadata_map
     assert json.loads(described["pair"]) == ["en", "de"]
     assert described["encoder"] == "model.encoder.onnx"
+    for file in ("model.encoder.onnx", "model.onnx"):
+        with pytest.raises(PatchloomError, match=r"its input '\w+' is not a batch of images"):
+            patchloom.evaluate(tmp_path / file, "digits")
     seen = set()
     for row in vocabulary.encode(LINES):
         source = np.array([row])

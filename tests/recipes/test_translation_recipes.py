@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from patchloom import PatchloomError
 from patchloom.recipes.changes import apply_changes
 from patchloom.recipes.registry import find_recipe
 from patchloom.recipes.translation import for_target
@@ -47,3 +48,13 @@ def test_epochs_take_the_place_of_steps() -> None:
     assert changed.steps is None
     assert changed.duration == "3 epochs"
     assert "steps none" in notes[0]
+
+
+def test_values_that_cannot_work_are_refused() -> None:
+    for changes, message in (
+        ({"length_penalty": 1000.0}, "length_penalty of resmlp_mt is at most 10, not 1000"),
+        ({"beam": 1001}, "beam"),
+        ({"vocabulary": 4}, "from 5 to"),
+    ):
+        with pytest.raises(PatchloomError, match=message):
+            apply_changes(find_recipe("resmlp_mt"), changes)

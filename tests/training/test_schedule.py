@@ -73,4 +73,5 @@ def test_a_run_that_ends_within_its_warm_up_is_warned_of() -> None:
     recipe = DEIT.replace(warmup_steps=100)
     assert warmup_warning(recipe, 101) is None
     assert warmup_warning(DEIT, 1) is None  # in epochs: shortened like the run
-    assert "the warm-up of 100 steps is as long as the run, 80 steps" in (warmup_warning(recipe, 80) or "")
+    assert "the warm-up of 100 steps does not end within the run of 80 steps" in (warmup_warning(recipe, 80) or "")
+    assert "the run of 1 step:" in (warmup_warning(recipe, 1) or "")

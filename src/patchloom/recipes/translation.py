@@ -18,17 +18,21 @@ _VASWANI = "Vaswani et al. 2017"
 _OTT = "Ott et al. 2018, whose set-up the thesis follows"
 _SMALL = "ours, for small texts on a CPU"
 
+MOST_BEAM = 1000  # hypotheses: each one costs as much as a translation
+MOST_PENALTY = 10  # as an exponent of lengths, far above every useful value; powers by hundreds overflow
+
 
 @dataclass(frozen=True, kw_only=True)
 class TranslationOptions(Options):
     """Batches by tokens, vocabulary, regularisation, and how translations are searched for."""
 
     batch_tokens: int = 25_000  # of the longer side of a batch, padding included; in place of batch_size
-    vocabulary: int = field(default=32_768, metadata={"most": 1 << 20})  # tokens, at most; both languages together
+    # tokens, at most, of both languages together; four of them have a meaning of their own, such as padding
+    vocabulary: int = field(default=32_768, metadata={"least": 5, "most": 1 << 20})
     label_smoothing: float = 0.1
     dropout: float | None = None  # None: as the model says
     layerscale: float | None = None  # LayerScale's start; None: as the model says
-    beam: int = field(default=4, metadata={"most": 1000})
+    beam: int = field(default=4, metadata={"most": MOST_BEAM})
     length_penalty: float = 0.6  # the score of n tokens is log p / n^length_penalty
 
     TASK: ClassVar[str] = "translation"
@@ -43,6 +47,8 @@ class TranslationOptions(Options):
         super().check(recipe)
         if self.label_smoothing == 1:
             raise PatchloomError(f"label_smoothing of {recipe} is below 1: at 1 no target is left.")
+        if self.length_penalty > MOST_PENALTY:
+            raise PatchloomError(f"length_penalty of {recipe} is at most {MOST_PENALTY}, not {self.length_penalty}.")
 
 
 # what the thesis takes from Ott et al., and what its own text says of the evaluation

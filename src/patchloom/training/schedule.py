@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from patchloom.recipes.recipe import Recipe
+from patchloom.text import count
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,8 @@ def warmup_warning(recipe: Recipe, total: int) -> str | None:
     if not recipe.warmup_steps or recipe.warmup_steps < total:
         return None
     return (
-        f"Warning: the warm-up of {recipe.warmup_steps} steps is as long as the run, {total} steps: the learning rate "
-        f"stays below {recipe.lr:.3g}. Set a smaller warmup_steps."
+        f"Warning: the warm-up of {count(recipe.warmup_steps, 'step')} does not end within the run of "
+        f"{count(total, 'step')}: the learning rate stays below {recipe.lr:.3g}. Set a smaller warmup_steps."
     )
 
 

@@ -117,7 +117,7 @@ def test_lines_of_invisible_characters_are_empty() -> None:
     pairs, kept, messages = encode_pairs(text, vocabulary, 12, leave_out=True)
     assert len(pairs) == 1
     assert kept.source == ("alpha",)
-    assert messages == ["3 lines of val.en or val.de are empty (line 2, 3, 4): left out."]
+    assert messages == ["3 lines of val.en or val.de are empty (lines 2, 3, 4): left out."]
 
 
 def test_the_loss_weighs_every_token_alike_however_a_batch_is_divided() -> None:

@@ -129,8 +129,10 @@ def test_wrong_use_is_refused() -> None:
     model, rows = make("resmlp_mt_nano"), sources(2)
     with pytest.raises(PatchloomError, match="at least 1"):
         options(beam=0)
-    for penalty in (-1.0, float("nan"), float("inf")):
-        with pytest.raises(PatchloomError, match=f"not negative, not {penalty}"):
+    with pytest.raises(PatchloomError, match="at most 1000 hypotheses, not 1001"):
+        options(beam=1001)
+    for penalty in (-1.0, 1000.0, float("nan"), float("inf")):
+        with pytest.raises(PatchloomError, match=f"from 0 to 10, not {penalty}"):
             options(length_penalty=penalty)
     with pytest.raises(PatchloomError, match="evaluation mode"):
         search(model.train(), rows, options())

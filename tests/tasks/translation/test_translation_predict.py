@@ -42,6 +42,22 @@ def test_lines_are_translated_in_order_and_alone_as_together(model, vocabulary, 
     assert translate_lines(model, vocabulary, [], options) == []
 
 
+def test_wide_beams_translate_fewer_sources_at_a_time(model, vocabulary, monkeypatch) -> None:
+    monkeypatch.setattr(predict, "BATCH_TOKENS", 400)
+    sizes, search = [], predict.search
+
+    def counted(network, source, options):
+        sizes.append(source.numel() * options.beam)
+        return search(network, source, options)
+
+    monkeypatch.setattr(predict, "search", counted)
+    for beam in (4, 40):
+        rows = translate_lines(model, vocabulary, LINES * 10, decoding_options(vocabulary, beam=beam))
+        assert [row.source for row in rows] == LINES * 10
+    # tokens of all hypotheses: as many as with the default beam, but at least one source of any length
+    assert max(sizes) <= max(4 * 400, 40 * model.config.max_length)
+
+
 def test_empty_and_long_lines_are_refused(model, vocabulary) -> None:
     options = decoding_options(vocabulary)
     with pytest.raises(PatchloomError, match="Line 2 is empty"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -90,6 +91,12 @@ def test_evaluate_scores_what_predict_says(run: Path, text: Path) -> None:
     assert [row["source"] for row in rows] == sentences(text, "test.en")
     network = patchloom.load(run)
     assert found["loss"] == pytest.approx(_loss_one_by_one(network, text), abs=1e-4)
+
+
+@pytest.mark.parametrize("split", ["", "nowhere", "test.en", "train+val"])
+def test_splits_that_are_no_file_are_refused(run: Path, text: Path, split: str) -> None:
+    with pytest.raises(PatchloomError, match=f"has no {re.escape(split)}.en and no {re.escape(split)}.en.gz"):
+        patchloom.evaluate(run, text, split=split)
 
 
 def _loss_one_by_one(network, text: Path) -> float:

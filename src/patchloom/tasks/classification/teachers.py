@@ -203,6 +203,8 @@ def _onnx_teacher(path: Path, asked: tuple[int, int] | None) -> Teacher:
         # The one provider that every build of onnxruntime has.
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
         given = session.get_inputs()[0]
+        if len(given.shape) != 4:
+            raise ValueError(f"its input {given.name!r} is not a batch of images, (B, 3, height, width)")
         # A dynamic axis has a name instead of a number; then 224 unless the metadata says another size.
         size = tuple(side if isinstance(side, int) else 224 for side in given.shape[2:])
         beside, own = path.with_suffix(".json"), session.get_modelmeta().custom_metadata_map

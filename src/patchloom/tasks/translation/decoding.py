@@ -6,7 +6,6 @@ its own, by its own length, so that a translation does not depend on the others 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from patchloom.errors import PatchloomError
 from patchloom.models.translation import PADDING, TranslationNetwork
+from patchloom.recipes.translation import MOST_BEAM, MOST_PENALTY
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,10 @@ class DecodingOptions:
     def __post_init__(self) -> None:
         if self.beam < 1:
             raise PatchloomError(f"A beam has at least 1 hypothesis, not {self.beam}.")
-        if not 0 <= self.length_penalty < math.inf:
-            raise PatchloomError(f"The length penalty is a number that is not negative, not {self.length_penalty}.")
+        if self.beam > MOST_BEAM:
+            raise PatchloomError(f"A beam has at most {MOST_BEAM} hypotheses, not {self.beam}.")
+        if not 0 <= self.length_penalty <= MOST_PENALTY:
+            raise PatchloomError(f"The length penalty is a number from 0 to {MOST_PENALTY}, not {self.length_penalty}.")
 
 
 @dataclass(frozen=True)

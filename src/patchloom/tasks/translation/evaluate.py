@@ -35,7 +35,8 @@ def evaluate(
     network, vocabulary = open_translator(model, device)
     if network.pair is None:
         raise PatchloomError(f"{network.config.name} does not say which languages it translates.")
-    text = read_parallel(data, split or held_out_stem(data, network.pair), network.pair)
+    stem = held_out_stem(data, network.pair) if split is None else split
+    text = read_parallel(data, stem, network.pair)
     pairs, _, _ = encode_pairs(text, vocabulary, network.config.max_length, leave_out=False)
     options = search_options(network, vocabulary, beam, length_penalty)
     rows = translate_lines(network, vocabulary, text.source, options)

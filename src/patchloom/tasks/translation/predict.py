@@ -18,6 +18,7 @@ from patchloom.weights.load import load
 
 _LONGEST_NAME = 4096  # characters of a path
 BATCH_TOKENS = 4000  # of the sources that are translated together, padding included
+_BEAM = 4  # hypotheses of each source in such a batch; wider beams take fewer sources at a time
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,9 @@ def translate_lines(
     pairs = TokenPairs(encoded, encoded, vocabulary.bos)
     device = model.embedding.weight.device
     found: dict[int, Translated] = {}
-    for places in batches_in_order(pairs.lengths, max(BATCH_TOKENS, model.config.max_length)):
+    # Memory grows with sources times hypotheses.
+    batch_tokens = BATCH_TOKENS * _BEAM // max(_BEAM, options.beam)
+    for places in batches_in_order(pairs.lengths, max(batch_tokens, model.config.max_length)):
         hypotheses = search(model, pairs.batch(places).source.to(device), options)
         texts = vocabulary.decode([hypothesis.tokens for hypothesis in hypotheses])
         for place, text, hypothesis in zip(places, texts, hypotheses, strict=True):

@@ -118,9 +118,10 @@ def held_out_stem(folder: str | os.PathLike[str], pair: Pair) -> str:
 
 def describe_lines(text: ParallelText, places: Sequence[int], what: str) -> str:
     """ "3 lines of train.en or train.de are empty (lines 4, 9, 12)", for messages."""
+    line, verb = ("line", "is") if len(places) == 1 else ("lines", "are")
     numbers = ", ".join(str(place + 1) for place in places[:_NAMED]) + (", ..." if len(places) > _NAMED else "")
     names = " or ".join(f"{text.stem}.{language}" for language in text.pair)
-    return f"{count(len(places), 'line')} of {names} {'is' if len(places) == 1 else 'are'} {what} (line {numbers})"
+    return f"{count(len(places), 'line')} of {names} {verb} {what} ({line} {numbers})"
 
 
 def _find(folder: Path, stem: str, language: str) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import os
+import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
@@ -68,6 +69,9 @@ class Vocabulary:
             )
         except RuntimeError as error:
             reason = str(error).splitlines()[-1].strip()
+            # Its own advice names options that there are none of here.
+            if few := re.search(r"smaller than required_chars\. \d+ vs (\d+)", reason):
+                reason = f"its distinct characters alone need {few[1]}. Set a larger vocabulary."
             raise PatchloomError(f"A vocabulary of {size} tokens cannot be trained on this text: {reason}") from error
         return cls(written.getvalue())
 
