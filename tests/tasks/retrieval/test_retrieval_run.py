@@ -23,6 +23,7 @@ from patchloom.errors import PatchloomError
 from patchloom.models.heads import MLPHead
 from patchloom.tasks.classification.images import open_images
 from patchloom.tasks.retrieval.images import open_labelled
+from patchloom.tasks.retrieval import clusters
 from patchloom.tasks.retrieval.plans import plan_grafit
 from patchloom.tasks.retrieval.setup import make_task
 from patchloom.tasks.spec import Context
@@ -348,6 +349,21 @@ def test_published_weights_of_timm_are_trunks(colours: Path, tmp_path: Path, mon
     mine = load_file(run.folder / "export" / "model.safetensors")
     convolution = next(key for key in published.state_dict() if key.endswith("conv1.weight"))
     assert torch.equal(mine[f"trunk.network.{convolution}"], published.state_dict()[convolution])
+def test_many_clusters_are_found_in_batches_nearly_as_well_as_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With more clusters than a batch of scikit-learn's default has vectors, as the recipe's 15,000 are."""
+    draw = np.random.default_rng(0)
+    vectors = draw.normal(size=(1200, 8))[draw.integers(0, 1200, 5000)] + 0.3 * draw.normal(size=(5000, 8))
+
+    def inertia() -> float:
+        found = clusters._k_means(vectors, 1200, 0)
+        parts = (vectors[found == one] for one in np.unique(found))
+        return sum(float(((part - part.mean(axis=0)) ** 2).sum()) for part in parts)
+
+    at_once = inertia()
+    monkeypatch.setattr(clusters, "_WHOLE", 1000)
+    assert inertia() < 1.15 * at_once
+
+
     random = plan_grafit(colours, "timm:test_resnet", "grafit@small", {}, labels="colour")
     assert random.task.start is None
 
