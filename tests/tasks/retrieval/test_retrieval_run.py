@@ -21,6 +21,7 @@ from patchloom.cli.main import main
 from patchloom.console import Console
 from patchloom.errors import PatchloomError
 from patchloom.models.heads import MLPHead
+from patchloom.search.granularity import granularity
 from patchloom.tasks.classification.images import open_images
 from patchloom.tasks.retrieval.images import open_labelled
 from patchloom.tasks.retrieval import clusters
@@ -376,6 +377,10 @@ def test_both_transfer_heads_start_from_the_trunk(model: str, colours: Path, tmp
     patchloom.grafit(colours, out=tmp_path / "run", labels="colour", **{**TINY, **options, **still, "model": model})
     trunk = load_file(tmp_path / "run" / "export" / "model.safetensors")
     for head in ("linear", "mlp"):
+    # in the granularity matrix it stands under the level of its baseline, and under its recipe
+    rows = granularity([str(run), str(first)], str(colours), ["colour", "fine"])["runs"]
+    assert [row["method"] for row in rows] == ["clusterfit_plus@small", "grafit_baseline@small"]
+    assert [row["train_level"] for row in rows] == ["colour", "colour"]
         run = patchloom.finetune(
             tmp_path / "run", colours, out=tmp_path / head, labels="fine", recipe="grafit_transfer@small", epochs=1,
             model_options={"head": head}, batch_size=8, workers=0, warmup_epochs=0.0, **still, **QUIET,
