@@ -71,6 +71,12 @@ def test_purity_and_rand_index_by_hand() -> None:
     assert agreement(np.array([0, 0, 0, 1, 1]), np.array([2, 2, 1, 1, 1]))["purity"] == pytest.approx(4 / 5)
 
 
+def test_images_without_a_known_class_are_not_compared() -> None:
+    clusters, truth = np.array([0, 0, 0, 1, 1, 0, 1, 1]), np.array([2, 2, 1, 1, 1, -1, -1, -1])
+    assert agreement(clusters, truth) == agreement(clusters[:5], truth[:5])
+    assert agreement(clusters[5:], truth[5:]) == {"ari": None, "purity": None}
+
+
 def test_the_manifest_is_a_data_set_with_the_new_column(world: World, built: Path, tmp_path: Path, capsys) -> None:
     out, page = tmp_path / "deep" / "finer.csv", tmp_path / "sheets.html"
     words = ["search", "split", str(built), "--labels", "coarse", "--clusters", "3", "--truth", "fine"]

@@ -148,7 +148,7 @@ def split(options: argparse.Namespace) -> None:
     scores = ("ARI", "purity") if options.truth is not None else ()
     head = (options.labels, "images", "clusters", "stability", *scores, "")
     print_lines(*table([head, *splitting.summary_rows(summary["classes"])], right=range(1, len(head) - 1)))
-    if scores:
+    if scores and summary["ari"] is not None:  # None: no image has a class to compare with
         print_lines(
             f"All: adjusted Rand index {summary['ari']:.3f}, purity {summary['purity']:.3f} against {options.truth}."
         )

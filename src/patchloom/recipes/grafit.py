@@ -126,7 +126,7 @@ _COMMON: dict[str, Cited] = {
     "singletons": ("skip", f"{_OPEN}: Eq. 2.3 is infinite for a class with one image; its kNN loss is left out"),
     "triplet_margin": (0.2, "open in the thesis; Schroff et al. 2015"),
     "triplet_mining": ("semihard", "open in the thesis; Schroff et al. 2015"),
-    "neighbours": (10, "thesis 2.3.2: chosen among 10, 15, 20, 25, 30; here the first, for the log alone"),
+    "neighbours": (10, "thesis 2.3.3: chosen among 10, 15, 20, 25, 30; here the first, for the log alone"),
 }
 
 GRAFIT = cite(

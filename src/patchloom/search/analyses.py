@@ -89,13 +89,15 @@ def separability(
     """Table 2.1: the accuracy, on the training images themselves, of a linear classifier of labels that halve every
     class at random; mean and standard deviation over `splits` halvings.
 
-    `softmax` (N, classes) are the network's coarse probabilities. With them, `conditioned` is the accuracy of the fine
-    probabilities multiplied by that of their class. It is None for a network that does not classify.
+    `softmax` (N, classes) are the network's coarse probabilities, also of classes that no image has. With them,
+    `conditioned` is the accuracy of the fine probabilities multiplied by that of their class. It is None for a network
+    that does not classify.
     """
     plain, conditioned = [], []
+    classes = int(coarse.max()) + 1 if softmax is None else softmax.shape[1]
     for seed in range(splits):
         halves = halve(coarse, seed)
-        probabilities = _fit(x, halves)
+        probabilities = _fit(x, halves, classes)
         plain.append(float((probabilities.argmax(axis=1) == halves).mean()))
         if softmax is not None:
             both = probabilities * np.repeat(softmax, 2, axis=1)
@@ -118,14 +120,14 @@ def halve(coarse: np.ndarray, seed: int) -> np.ndarray:
     return labels
 
 
-def _fit(x: np.ndarray, labels: np.ndarray) -> np.ndarray:
+def _fit(x: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
     """(N, 2 classes): probabilities of a logistic regression for the images that it was fitted to."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
     fitted = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(x, labels)
-    probabilities = np.zeros((len(x), 2 * (int(labels.max()) // 2 + 1)))
+    probabilities = np.zeros((len(x), 2 * classes))
     probabilities[:, fitted.classes_] = fitted.predict_proba(x)
     return probabilities
 

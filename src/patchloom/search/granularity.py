@@ -49,7 +49,7 @@ def granularity(
             {
                 "run": str(run),
                 "method": _method(run),
-                "train_level": getattr(network, "label_column", None) or "none",
+                "train_level": getattr(network, "label_column", None) or _level_of_clusters(run) or "none",
                 "levels": found["levels"],
             }
         )
@@ -58,10 +58,21 @@ def granularity(
 
 def _method(run: str) -> str:
     """The recipe of a run; the name of anything else."""
+    return str(_settings(run).get("recipe_name") or Path(run).name)
+
+
+def _level_of_clusters(run: str) -> str | None:
+    """The label column behind a run that learned clusters (ClusterFit+): that of the network whose vectors they are."""
+    settings = _settings(run)
+    return settings.get("labels") if settings.get("clusters_from") else None
+
+
+def _settings(run: str) -> Mapping[str, Any]:
+    """The settings of a run; empty for anything else."""
     try:
-        return str(Run.open(Path(run)).settings["recipe"])
-    except (PatchloomError, KeyError):
-        return Path(run).name
+        return Run.open(Path(run)).settings
+    except PatchloomError:
+        return {}
 
 
 def matrix(found: Mapping[str, Any], metric: str) -> tuple[list[str], list[str], list[list[float]]]:

@@ -223,7 +223,7 @@ class Index:
         ]
 
     def leave_one_out(self, labels: str) -> dict[int, float]:
-        """The accuracy of kNN on one column for every k, each image being classified by all others (2.4.3)."""
+        """The accuracy of kNN on one column for every k, each image being classified by all others (2.3.3)."""
         column = self.columns[find_column(self.columns, labels, self.path)]
         known = column.labels >= 0
         return choose_k(self.contents.vectors[known], column.labels[known])[1]

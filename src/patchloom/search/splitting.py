@@ -170,12 +170,18 @@ def split_index(
     return found, result
 
 
-def agreement(clusters: np.ndarray, truth: np.ndarray) -> dict[str, float]:
-    """Adjusted Rand index, and purity: the share of images whose class is the most frequent one of their cluster."""
+def agreement(clusters: np.ndarray, truth: np.ndarray) -> dict[str, float | None]:
+    """Adjusted Rand index, and purity: the share of images whose class is the most frequent one of their cluster.
+
+    Images without a class (-1) are left out; both are None if no image has one.
+    """
     from sklearn.metrics import adjusted_rand_score
 
-    largest = sum(np.bincount(truth[clusters == one] + 1).max() for one in np.unique(clusters))
-    return {"ari": float(adjusted_rand_score(truth, clusters)), "purity": float(largest / max(1, len(truth)))}
+    clusters, truth = clusters[truth >= 0], truth[truth >= 0]
+    if not len(truth):
+        return {"ari": None, "purity": None}
+    largest = sum(np.bincount(truth[clusters == one]).max() for one in np.unique(clusters))
+    return {"ari": float(adjusted_rand_score(truth, clusters)), "purity": float(largest / len(truth))}
 
 
 def cluster_name(name: str, number: int) -> str:
@@ -269,6 +275,6 @@ def summary_rows(classes: Mapping[str, Mapping[str, Any]]) -> list[Sequence[str]
     rows: list[Sequence[str]] = []
     for name, one in classes.items():
         stable = "-" if one["stability"] is None else f"{one['stability']:.2f}"
-        scores = (f"{one['ari']:.3f}", f"{one['purity']:.3f}") if "ari" in one else ()
+        scores = tuple("-" if one[key] is None else f"{one[key]:.3f}" for key in ("ari", "purity") if key in one)
         rows.append((name, str(one["images"]), str(one["clusters"]), stable, *scores, ""))
     return rows

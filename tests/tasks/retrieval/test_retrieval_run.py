@@ -21,7 +21,9 @@ from patchloom.cli.main import main
 from patchloom.console import Console
 from patchloom.errors import PatchloomError
 from patchloom.models.heads import MLPHead
+from patchloom.search.granularity import granularity
 from patchloom.tasks.classification.images import open_images
+from patchloom.tasks.retrieval import clusters
 from patchloom.tasks.retrieval.images import open_labelled
 from patchloom.tasks.retrieval.plans import plan_grafit
 from patchloom.tasks.retrieval.setup import make_task
@@ -208,11 +210,46 @@ def test_the_target_follows_by_its_schedule(colours: Path) -> None:
     fast = dict(task.network.trunk.named_parameters())[name]
     with torch.no_grad():
         fast += 1
-    task.after_step(6)
-    decay = 1 - (1 - 0.5) * (math.cos(math.pi * 6 / 12) + 1) / 2
-    torch.testing.assert_close(names[name], decay * before + (1 - decay) * fast)
-    task.after_step(12)
-    torch.testing.assert_close(names[name], decay * before + (1 - decay) * fast)  # tau is 1 at the end
+    # BYOL's tau of update k, from 0 on, of K: tau itself at the first one, nearly 1 at the last
+    for k in (0, 6, 11):
+        decay = 1 - (1 - 0.5) * (math.cos(math.pi * k / 12) + 1) / 2
+        task.after_step(k + 1)
+        before = decay * before + (1 - decay) * fast
+        torch.testing.assert_close(names[name], before)
+
+
+@pytest.mark.parametrize("loss", ["knn", "knn+inst"])
+def test_a_projector_that_is_not_exported_is_what_the_knn_loss_trains(loss: str, colours: Path, tmp_path: Path) -> None:
+    changes = {**TINY, "loss": loss, "embedding": "trunk", "memory_start": "network"}
+    task = task_of(colours, **{k: changes[k] for k in ("loss", "embedding", "memory_start")})
+    next(task.batches(0, 1))
+    projector = task.modules["projector"]
+    images = [task.split.train[i] for i in task.memory.images.tolist()]
+    trunk = task._embed(task.network, images)
+    assert (trunk.shape[1], task.memory.vectors.shape) == (32, (24, 12))
+    projector.eval()
+    # not from `trunk`: unit vectors have lost their lengths, which a projector with biases sees
+    raw = torch.cat([task.network.trunk.embed(x) for x in inputs_of(task, images)])
+    wanted = torch.nn.functional.normalize(projector(raw), dim=1)
+    torch.testing.assert_close(task.memory.vectors, wanted, rtol=1e-4, atol=1e-5)
+    assert task.network.config.projector == "none"  # of the export
+    run = tmp_path / "run"
+    before = {name: value.clone() for name, value in projector.named_parameters()}
+    patchloom.grafit(colours, out=run, labels="colour", **changes)
+    last = load_file(next((run / "checkpoints").glob("step-*")))
+    moved = [name for name, value in before.items() if not torch.equal(last[f"projector.{name}"], value)]
+    assert "0.weight" in moved
+    assert int(last["projector.1.num_batches_tracked"]) == 3 * (2 if "inst" in loss else 1)  # once per view
+    assert patchloom.load(run).embed(torch.randn(1, 3, 16, 16)).shape == (1, 32)
+
+
+def inputs_of(task: Any, items: list[Any]) -> list[torch.Tensor]:
+    from patchloom.data.images import to_input
+    from patchloom.data.loader import eval_batches
+
+    preprocessing = task.network.preprocessing
+    batches = eval_batches(task.source, range(len(items)), items, preprocessing, 64, 0, False)
+    return [to_input(images, preprocessing) for images, _ in batches]
 
 
 def test_the_loss_sees_the_memory_before_or_after_the_update(colours: Path) -> None:
@@ -312,6 +349,21 @@ def test_clusterfit_learns_clusters_of_a_baseline(make_run: Callable[..., Path])
     assert len(environment["clusters"]) == 24
 
 
+def test_many_clusters_are_found_in_batches_nearly_as_well_as_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With more clusters than a batch of scikit-learn's default has vectors, as the recipe's 15,000 are."""
+    draw = np.random.default_rng(0)
+    vectors = draw.normal(size=(1200, 8))[draw.integers(0, 1200, 5000)] + 0.3 * draw.normal(size=(5000, 8))
+
+    def inertia() -> float:
+        found = clusters._k_means(vectors, 1200, 0)
+        parts = (vectors[found == one] for one in np.unique(found))
+        return sum(float(((part - part.mean(axis=0)) ** 2).sum()) for part in parts)
+
+    at_once = inertia()
+    monkeypatch.setattr(clusters, "_WHOLE", 1000)
+    assert inertia() < 1.15 * at_once
+
+
 def test_clusterfit_trains_its_baseline_first(colours: Path, tmp_path: Path) -> None:
     """One command: stage by stage what two runs give, and a run that was cut between the stages is resumed."""
     words = ["--recipe", "clusterfit_plus@small", "clusters=5", "model.depth=1", "model.dim=32", "img_size=16"]
@@ -325,6 +377,10 @@ def test_clusterfit_trains_its_baseline_first(colours: Path, tmp_path: Path) -> 
         shutil.rmtree(place) if place.is_dir() else place.unlink()
     main(["resume", str(run)])
     assert (run / "export" / "model.safetensors").read_bytes() == kept
+    # in the granularity matrix it stands under the level of its baseline, and under its recipe
+    rows = granularity([str(run), str(first)], str(colours), ["colour", "fine"])["runs"]
+    assert [row["method"] for row in rows] == ["clusterfit_plus@small", "grafit_baseline@small"]
+    assert [row["train_level"] for row in rows] == ["colour", "colour"]
 
 
 def test_a_classifier_on_trained_weights_starts_at_zero(make_run: Callable[..., Path]) -> None:

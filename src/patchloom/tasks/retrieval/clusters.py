@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -14,6 +16,8 @@ from patchloom.tasks.classification.images import Images
 from patchloom.tasks.retrieval.config import RetrievalConfig
 from patchloom.tasks.retrieval.metrics import embed_items
 from patchloom.tasks.spec import Context
+
+_WHOLE = 20_000  # vectors at most that k-means takes as a whole
 
 
 def cluster_labels(config: RetrievalConfig, recipe: Recipe, images: Images, context: Context) -> Tensor:
@@ -39,6 +43,9 @@ def cluster_labels(config: RetrievalConfig, recipe: Recipe, images: Images, cont
 def _k_means(vectors: np.ndarray, clusters: int, seed: int) -> np.ndarray:
     from sklearn.cluster import KMeans, MiniBatchKMeans
 
-    kind = MiniBatchKMeans if len(vectors) > 20_000 else KMeans
-    found = kind(clusters, n_init=3, random_state=seed_of(seed, "clusters") % 2**32).fit_predict(vectors)
+    options: Any = {"n_init": 3, "random_state": seed_of(seed, "clusters") % 2**32}
+    # With batches of fewer vectors than clusters, most centres would hardly move from where they begin.
+    by_batches = MiniBatchKMeans(clusters, batch_size=max(1024, 4 * clusters), **options)
+    kind = by_batches if len(vectors) > _WHOLE else KMeans(clusters, **options)
+    found = kind.fit_predict(vectors)
     return np.unique(found, return_inverse=True)[1].astype(np.int64)  # empty clusters are left out

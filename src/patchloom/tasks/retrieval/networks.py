@@ -37,7 +37,7 @@ def make_modules(
     run starts from.
 
     model       trunk, the projector if it stays, a classifier for cross-entropy
-    projector   one that is dropped after training: of the instance branch beside cross-entropy
+    projector   one that is dropped after training, as that of the instance branch beside cross-entropy
     predictor   q of Eq. 2.1
     target      the trunk and projector of f_xi and P_xi
     """
@@ -100,6 +100,17 @@ def _target(modules: nn.ModuleDict, batch_statistics: bool) -> nn.Module:
         if batch_statistics and isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.train()
     return target
+
+
+def projecting(modules: nn.ModuleDict) -> Any:
+    """The network with the projector that losses see, also where it is dropped after training; the weights are
+    shared."""
+    if PROJECTOR not in modules:
+        return modules[MODEL]
+    network: Any = copy.copy(modules[MODEL])
+    network._modules = dict(network._modules)  # a shallow copy would share it, and put the projector into the network
+    network.projector = modules[PROJECTOR]
+    return network
 
 
 @torch.no_grad()

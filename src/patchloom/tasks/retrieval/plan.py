@@ -61,7 +61,7 @@ def _sizes(run: RunConfig, task: Retrieval) -> dict[str, Any]:
         "held_out_images": len(task.split.held_out),
         "params": sum(p.numel() for name in task.trained for p in task.modules[name].parameters()),
         "embedding": dim,
-        "memory_mb": round(images * dim * bytes_each / 1e6, 1) if task.memory is not None else 0,
+        "memory_mb": round(images * task.memory.dim * bytes_each / 1e6, 1) if task.memory is not None else 0,
         "lr_curve": rate_curve(recipe, per_epoch),
     }
 

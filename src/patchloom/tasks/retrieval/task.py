@@ -29,7 +29,7 @@ from patchloom.tasks.retrieval.images import Numbered, labels_of
 from patchloom.tasks.retrieval.losses import instance_loss, triplet_loss
 from patchloom.tasks.retrieval.memory import Memory
 from patchloom.tasks.retrieval.metrics import KNN, embed_items, knn_accuracy
-from patchloom.tasks.retrieval.networks import MODEL, PREDICTOR, PROJECTOR, TARGET, follow
+from patchloom.tasks.retrieval.networks import MODEL, PREDICTOR, PROJECTOR, TARGET, follow, projecting
 from patchloom.tasks.retrieval.terms import Terms
 from patchloom.training.processes import Processes
 from patchloom.training.run import Run
@@ -77,8 +77,9 @@ class Retrieval(Task):
 
     def _make_memory(self) -> Memory:
         recipe = self.recipe
+        dim = recipe.projector_dim if PROJECTOR in self.modules else self.network.config.dim
         return Memory(
-            self.labels, self.network.config.dim, self.processes, sigma=recipe.sigma,
+            self.labels, dim, self.processes, sigma=recipe.sigma,
             renormalise=recipe.memory_renormalise, precision=recipe.memory_precision, seed=recipe.seed,
         )  # fmt: skip
 
@@ -112,7 +113,7 @@ class Retrieval(Task):
         """Views, a tuple of (B, height, width, 3) uint8, and the numbers (B,) of the images."""
         # Only at the beginning: a resumed run has the memory of its checkpoint.
         if start == 0 and self.memory is not None and self.recipe.memory_start == "network":
-            self.memory.fill(self._embed(self.network, self.split.train)[self.memory.images])
+            self.memory.fill(self._embed(projecting(self.modules), self.split.train)[self.memory.images])
         recipe, fields = (
             self.recipe,
             {field.name: getattr(self.recipe, field.name) for field in dataclasses.fields(Augment)},
@@ -136,15 +137,24 @@ class Retrieval(Task):
         views, numbers = batch
         images = [self._input(view, step, part, place) for place, view in enumerate(views)]
         outputs: list[Outputs] = [self.network(x) for x in images]
+        skipped = int(self.terms.extra)
+        # One pass of the projector per view: each updates the running statistics of its BatchNorm.
+        supervised = self._projected(outputs[0]) if "knn" in self.terms else None
         found: dict[str, Tensor] = {}
-        if "knn" in self.terms:
-            found["knn"] = self._neighbour_loss(outputs[0].embedding, numbers)
+        if supervised is not None:
+            found["knn"] = self._neighbour_loss(supervised, numbers)
         if "ce" in self.terms:
             found["ce"] = F.cross_entropy(outputs[0].logits.float(), self.labels[numbers], reduction="none")  # type: ignore[union-attr]
         if self.terms.compares_views:
-            skipped = int(self.terms.extra)
-            found |= self._view_losses(images[skipped:], outputs[skipped:])
+            known = [] if supervised is None or skipped else [supervised]
+            projected = known + [self._projected(output) for output in outputs[skipped + len(known) :]]
+            found |= self._view_losses(images[skipped:], projected)
         return found
+
+    def _projected(self, output: Outputs) -> Tensor:
+        """(B, dim): what kNN, instance and triplet loss compare, of the projector also where it is dropped at the
+        end."""
+        return self.modules[PROJECTOR](output.vector) if PROJECTOR in self.modules else output.embedding
 
     def _input(self, view: Tensor, step: int, part: int, place: int) -> Tensor:
         """A view (B, C, height, width), normalised and erased."""
@@ -164,13 +174,9 @@ class Retrieval(Task):
             self._seen.append(seen)
         return self.memory.loss(vectors, rows)
 
-    def _view_losses(self, images: Sequence[Tensor], outputs: Sequence[Outputs]) -> dict[str, Tensor]:
+    def _view_losses(self, images: Sequence[Tensor], projected: Sequence[Tensor]) -> dict[str, Tensor]:
         """The weighted instance or triplet loss, (B,)."""
         weight = self.recipe.instance_weight
-        if PROJECTOR in self.modules:
-            projected = [self.modules[PROJECTOR](output.vector) for output in outputs]
-        else:
-            projected = [output.embedding for output in outputs]
         if "triplet" in self.terms:
             loss = triplet_loss(projected[0], projected[1], self.recipe.triplet_margin, self.recipe.triplet_mining)
             return {"triplet": weight * loss}
@@ -188,7 +194,8 @@ class Retrieval(Task):
             self.memory.keep()
             self._seen.clear()
         if TARGET in self.modules:
-            decay = self.target_decay.at(step, total_steps(self.recipe, self.steps_per_epoch))
+            # Steps count from 0 in BYOL's schedule: the first update has tau itself.
+            decay = self.target_decay.at(step - 1, total_steps(self.recipe, self.steps_per_epoch))
             follow(self.modules, decay, self.recipe.target_norm == "running")
 
     def evaluate(self, modules: nn.ModuleDict, after_batch: Callable[[], None]) -> dict[str, Any]:
