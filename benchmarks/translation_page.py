@@ -37,7 +37,7 @@ WARNING = "\n**A trial of the script with too few rounds: these numbers are not 
 QUALITY = """
 ## Quality at an equal budget
 
-Multi30k English-German, {pairs:,} pairs. Both networks see the same {target_tokens:,} target tokens in the same batches ({steps:,} steps, {epochs} epochs), with
+Multi30k English-German, {pairs:,} pairs. Both networks see the same {target_tokens:,} target tokens (of the first seed) in the same batches ({steps:,} steps, {epochs} epochs), with
 their recipes `resmlp_mt@small` (Adagrad) and `transformer_mt@small` (Adam). Beam 4, `test_2016_flickr` ({count:,} sentences), last step.
 
 | network | seed | BLEU | chrF | tokenised BLEU | loss |

@@ -219,6 +219,7 @@ def test_the_recipe_is_that_of_the_family(text: Path) -> None:
         ({"recipe": "deit"}, "deit is a recipe for classification, not for translation"),
         ({"changes": {"batch_size": 8}}, "batch_tokens"),
         ({"options": {"vocab_size": 50}}, "set vocabulary=50"),
+        ({"model": "transformer_mt_nano", "changes": {"layerscale": 0.3}}, "transformer_mt_nano has no LayerScale"),
         ({"vocabulary": "mine.model", "changes": {"vocabulary": 50}}, "vocabulary=50 is for one that is trained"),
     ],
 )

@@ -66,7 +66,9 @@ def plan_translation(
         )
     file = None if vocabulary is None else str(Path(vocabulary).absolute())
     task = TranslationRunConfig(folder, pair, config, options, file)
-    task.network_config(resolved, config.vocab_size)  # refuses what cannot be built
+    network = task.network_config(resolved, config.vocab_size)  # refuses what cannot be built
+    if "layerscale" in (changes or {}) and network.scale_value is None:
+        raise PatchloomError(f"{model} has no LayerScale: leave out layerscale={resolved.layerscale}.")
     return RunConfig(find_task("translation"), task, resolved, (*notes, *changed), opened)
 
 
