@@ -86,8 +86,8 @@ class Index:
         `weights`, which must be the same.
 
         Raises:
-            PatchloomError: The folder is not an index, it is damaged, or a newer patchloom wrote it; or there is no such
-                device.
+            PatchloomError: The folder is not an index, it is damaged, or a newer patchloom wrote it; or the device is
+                not there.
         """
         choose_device(device)  # now, not at the first query: the network is loaded later
         folder = Path(path)

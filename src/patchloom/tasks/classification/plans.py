@@ -141,9 +141,8 @@ def plan_distillation(teacher: Place | Iterable[Place], method: str | None = Non
     known = [field.name for field in dataclasses.fields(DistillationConfig)[2:]]  # after teachers and method
     for name in fields:
         if name not in known:
-            raise PatchloomError(
-                f"Unknown key {name!r} of distillation. Choose from: {', '.join(known)}.{did_you_mean(str(name), known)}"
-            )
+            hint = did_you_mean(name, known)
+            raise PatchloomError(f"Unknown key {name!r} of distillation. Choose from: {', '.join(known)}.{hint}")
     alone = isinstance(teacher, str | PathLike) or not isinstance(teacher, Iterable)
     several: list[Any] = [teacher] if alone else list(teacher)  # type: ignore[arg-type]
     for one in several:
