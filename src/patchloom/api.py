@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from patchloom.console import Console
+from patchloom.console import Console, choose_console
 from patchloom.data.splits import Splits
 from patchloom.devices import Device
 from patchloom.errors import PatchloomError
@@ -100,7 +100,7 @@ def train(
     if scales_from is not None or strict:
         raise PatchloomError("scales_from and strict have no effect with parts of your own: leave them out.")
     run = OwnRun(data, model, validation, own_loss, own_augmentation, splits, labels, options)
-    processes, console = join_processes(device), console or Console()
+    processes, console = join_processes(device), choose_console(console)
     console.quiet = console.quiet or not processes.is_main_process
     # The folder may hold this very run: then the split and the fingerprint of its start apply.
     context = Context(processes, console, environment=earlier_environment(out), from_checkpoint=has_checkpoint(out))
@@ -142,7 +142,10 @@ def distill(
     The others are those of `train`.
     """
     method = changes.pop("how", method)
-    teachers = plan_distillation(teacher, method, **(changes.pop("teaching", None) or distillation or {}))
+    fields = changes.pop("teaching", None) or distillation or {}
+    if not isinstance(fields, Mapping):
+        raise PatchloomError(f"distillation is a dictionary such as {{'tau': 3.0}}, not {fields!r}.")
+    teachers = plan_distillation(teacher, method, **fields)
     splits = Splits(train_split, test_split, hold_out)
     options = model_options or {}
     config = plan_training(data, model, recipe, changes, options, labels, distillation=teachers, splits=splits)

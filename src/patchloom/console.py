@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import TextIO
 
+from patchloom.errors import PatchloomError
 from patchloom.terminal import encodable, printable
 
 
@@ -54,3 +55,12 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def choose_console(console: Console | None) -> Console:
+    """The console that is given, by default one on standard output. Raises PatchloomError for anything else."""
+    if console is None:
+        return Console()
+    if not isinstance(console, Console):
+        raise PatchloomError(f"console is a patchloom.console.Console, not {type(console).__name__}.")
+    return console

@@ -168,6 +168,14 @@ def test_mistakes_are_told(words: tuple[str, ...], told: str, capsys: pytest.Cap
     assert told in refused(capsys, *words, *QUICK)
 
 
+def test_an_absent_device_is_refused_before_a_folder_is_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = refused(capsys, "deit_nano", "--out", str(tmp_path / "bench"), "--device", "nonsense", *QUICK)
+    assert "Choose from: auto, cpu" in told
+    assert not (tmp_path / "bench").exists()
+
+
 def test_a_network_of_timm_beside_one_of_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("timm:resnet10t", "deit_nano", "--sizes", "32", "--rounds", "1", "--batch", "2", "--no-memory")
     main(["bench", *words, "--out", str(tmp_path)])

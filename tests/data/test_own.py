@@ -120,6 +120,7 @@ def test_images_alone() -> None:
         (Own([(pixels(), 0.5)]), "Target 0 .* of type float"),
         (Own([(pixels(), -1)]), "Target 0 .* is -1"),
         (Own([(pixels(), 1, 2)]), "Entry 0 .* has 3 parts"),
+        (Own([(pixels(), 10**9)]), "a target 1000000000, .* number the classes from 0 on"),
     ],
 )
 def test_wrong_data_is_named(data: Any, reason: str) -> None:

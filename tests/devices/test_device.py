@@ -188,6 +188,18 @@ def fused(device: str) -> tuple[bool, bool]:
     return not getattr(copy, "fused", False) and not copy.training and model.training, copy is not model
 
 
+def searched(run: Path, data: Path, folder: Path, device: str) -> dict[str, Any]:
+    """Vectors of the images, and what an index of them finds for one of them: keys with cosines, and classes."""
+    index = call(patchloom.Index.build, run, data, folder, device=device)
+    photo = str(next(data.glob("val/*/0.png")))
+    (found,) = index.query(photo, k=3)
+    return {
+        "vectors": patchloom.embed(run, [photo], device=device),
+        "scores": [row["score"] for row in found["results"]],
+        "keys": [row["key"] for row in found["results"]],
+    }
+
+
 # Fixtures
 
 
@@ -213,6 +225,17 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for i, image in enumerate(some):
                 picture = Image.fromarray((image * 15).astype("uint8")).resize((20, 18)).convert("RGB")
                 picture.save(folder / split / f"digit {label}" / f"{i}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sentences of three words, and the same in the opposite order."""
+    folder, words, draw = tmp_path_factory.mktemp("text"), ["one", "two", "three"], np.random.default_rng(0)
+    for split, count in (("train", 60), ("val", 8)):
+        rows = [[words[i] for i in draw.integers(0, 3, draw.integers(2, 6))] for _ in range(count)]
+        (folder / f"{split}.en").write_text("".join(" ".join(row) + ".\n" for row in rows))
+        (folder / f"{split}.de").write_text("".join(" ".join(row[::-1]) + ".\n" for row in rows))
     return folder
 
 
@@ -399,6 +422,35 @@ def test_pretraining_agrees_with_the_cpu(on_loom: Callable[..., Any], data: Path
     shutil.rmtree(cut / "export")
     on_loom(command, "resume", cut, "--device", LOOM)
     assert all(torch.equal(before[name], tensor) for name, tensor in weights(cut).items())
+
+
+def test_grafit_and_search_agree_with_the_cpu(on_loom: Callable[..., Any], data: Path, tmp_path: Path) -> None:
+    words = ["--model", "resmlp_nano", *SETTINGS, "batch_size=8", "projector_hidden=16", "projector_dim=12"]
+    for device in (LOOM, "cpu"):
+        where = ["--device", device, "--out", tmp_path / device]
+        operators = on_loom(command, "grafit", data, *words, "predictor_hidden=16", *where)
+        assert (operators > 0) == (device == LOOM)
+    assert_near(weights(tmp_path / LOOM), weights(tmp_path / "cpu"), 1e-3)
+    run, places = tmp_path / LOOM, [tmp_path / f"index-{device}" for device in (LOOM, "cpu")]
+    here, there = (on_loom(searched, run, data, place, place.name[6:]) for place in places)
+    assert here.pop("keys") == there.pop("keys")
+    assert_near(here, there)
+    assert on_loom(command, "evaluate", run, data, "--device", LOOM) > 0
+
+
+def test_translation_agrees_with_the_cpu(on_loom: Callable[..., Any], text: Path, tmp_path: Path) -> None:
+    words = ["--pair", "en-de", "--model", "resmlp_mt_nano", "--recipe", "resmlp_mt@small", "epochs=2"]
+    for device in (LOOM, "cpu"):
+        where = ["batch_tokens=200", "--device", device, "--out", tmp_path / device]
+        operators = on_loom(command, "translate", text, *words, *where)
+        assert (operators > 0) == (device == LOOM)
+    # Not the weights: some biases have a gradient of 0 but for rounding, of which Adam makes full steps.
+    assert losses(tmp_path / LOOM) == pytest.approx(losses(tmp_path / "cpu"), abs=1e-4)
+    run, sentences = tmp_path / LOOM, ["one three.", "two one two."]
+    said = [on_loom(call, patchloom.predict, run, sentences, device=device) for device in (LOOM, "cpu")]
+    assert [row["translation"] for row in said[0]] == [row["translation"] for row in said[1]]
+    found = [on_loom(call, patchloom.evaluate, run, text, split="val", device=device) for device in (LOOM, "cpu")]
+    assert found[0]["loss"] == pytest.approx(found[1]["loss"], abs=1e-4)
 
 
 def test_a_run_resumes_on_its_device_to_the_bit_and_on_another_closely(

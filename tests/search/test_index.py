@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -219,6 +220,12 @@ def test_bad_input_is_refused_and_changes_nothing(world: World, index: Path, tmp
             call()
     assert content(index) == before
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("device", ["nonsense", "cpu:3", 3, ["cpu"]])
+def test_a_device_that_is_not_there_is_refused_when_an_index_is_opened(index: Path, device: Any) -> None:
+    with pytest.raises(PatchloomError, match="Choose from: auto, cpu"):
+        Index.open(index, device=device)
 
 
 def test_damage_and_newer_versions_are_noticed(index: Path) -> None:

@@ -99,11 +99,22 @@ def test_an_error_of_the_dataset_names_the_entry(workers: int, tmp_path: Path) -
         ({"callbacks": patchloom.Callback()}, "callbacks is a list"),
         ({"labels": "labels.csv"}, "have no effect with a dataset"),
         ({"test_split": "val"}, "have no effect with a dataset"),
+        ({"labels": np.ones(2)}, "have no effect with a dataset"),
+        ({"test_split": 3}, "test_split is the name of a split, not int"),
+        ({"hold_out": []}, "a fraction between 0 and 1, not"),
+        ({"hold_out": object()}, "a fraction between 0 and 1, not"),
     ],
 )
 def test_arguments_without_a_meaning(changes: dict[str, Any], reason: str, tmp_path: Path) -> None:
     with pytest.raises(PatchloomError, match=reason):
         train(tmp_path / "run", **changes)
+
+
+@pytest.mark.parametrize("console", [3, "quiet", Console])
+def test_a_console_is_a_console(console: Any, tmp_path: Path) -> None:
+    with pytest.raises(PatchloomError, match=r"console is a .*Console, not"):
+        patchloom.train(PAIRS, model=nn.Linear(8, 2), out=tmp_path / "run", console=console, **SETTINGS)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("out", [None, 3])
@@ -168,6 +179,7 @@ def test_the_task_is_right(tmp_path: Path) -> None:
         ({"losses": lambda *_: {1: INPUTS}}, "has the name 1; it must be a text"),
         ({"losses": lambda *_: {"a": torch.ones(1, dtype=torch.complex64)}}, "a tensor of real numbers"),
         ({"metric": "error"}, "metric of the task Broken is a patchloom.Metric, not 'error'"),
+        ({"trained": (1,)}, "trained of the task Broken is a tuple of names, and one of them is not a string"),
         ({"trained": None}, "trained of the task Broken is a tuple of names, not NoneType"),
         ({"unit": None}, "unit of the task Broken is a word"),
         ({"state": lambda _: None}, "state of the task Broken returns NoneType, not a dict"),
@@ -180,6 +192,7 @@ def test_the_task_is_right(tmp_path: Path) -> None:
         ({"environment": lambda _: {"data": {1, 2}}}, "environment .* JSON cannot hold"),
         ({"environment": lambda _: {}}, "environment .* no dict under 'data'"),
         ({"weight": lambda *_: None}, "weight of the task Broken returns None"),
+        ({"weight": lambda *_: torch.ones(3)}, r"weight of the task Broken returns tensor\("),
         ({"weight": lambda *_: -1.0}, r"weight of the task Broken returns -1\.0"),
     ],
 )

@@ -100,18 +100,20 @@ def run(options: argparse.Namespace) -> None:
 
     from patchloom.benching.peers import check_case
     from patchloom.benching.records import compare, describe_machine, describe_run, read_records, write_records
+    from patchloom.devices import choose_device
 
     cases = list(_cases(options))
     for name, size, depth in cases:
         check_case(name, options.against, size, depth, options.int8)
     recorded = read_records(options.compare) if options.compare else None
+    device = choose_device(options.device)  # before the folder of --out is made
     out = out_folder(options.out) if options.out else None
     if out and (out / "bench.json").exists():
         read_records(out / "bench.json")  # refuses to overwrite a file that is not ours
     if options.threads:
         # Before the machine is described: its rates are those of as many threads.
         torch.set_num_threads(options.threads)
-    machine = describe_machine(options.device)
+    machine = describe_machine(device)
     peak, copying = machine["gemm_macs_per_s"], machine["copy_bytes_per_s"]
     print(describe_run(machine, options.rounds), file=sys.stderr)
     rows = []

@@ -23,7 +23,7 @@ from patchloom.data.randomness import seeded_globals
 from patchloom.data.sources import Item, Source
 from patchloom.data.transforms import Size
 from patchloom.errors import PatchloomError, errors_in
-from patchloom.models.class_names import check_distinct
+from patchloom.models.class_names import MOST_CLASSES, check_distinct
 
 
 class TensorImage(PatchloomError):
@@ -137,6 +137,11 @@ def _class_names(dataset: Any, where: str, found: dict[str, list[Any]], count: i
     if names is None:
         if count is not None and largest >= count:
             raise PatchloomError(f"The {where} has a target {largest}, but the model has {count} classes.")
+        if largest >= MOST_CLASSES:  # an identifier, most likely; names for so many classes would fill the memory
+            raise PatchloomError(
+                f"The {where} has a target {largest}, so that the model would have {largest + 1} classes: number the "
+                "classes from 0 on."
+            )
         return tuple(map(str, range(count or largest + 1)))
     if not isinstance(names, Iterable):
         raise PatchloomError(f"`classes` of the {where} has the names of the classes, not {names!r}.")

@@ -30,6 +30,9 @@ class Splits:
     hold_out: float | str | None = None  # share of each class of the training split; 0 or "none": nothing
 
     def __post_init__(self) -> None:
+        for name, split in (("train_split", self.train), ("test_split", self.test)):
+            if not isinstance(split, str | None):
+                raise PatchloomError(f"{name} is the name of a split, not {type(split).__name__}.")
         if self.hold_out is None:
             return
         if self.test is not None:
@@ -38,7 +41,7 @@ class Splits:
             )
         try:
             share = 0.0 if self.hold_out == "none" else float(self.hold_out)
-        except ValueError:
+        except (TypeError, ValueError):
             share = -1.0
         if not 0 <= share < 1 or (share == 0 and isinstance(self.hold_out, str) and self.hold_out != "none"):
             raise PatchloomError(f"--hold-out is none or a fraction between 0 and 1, not {self.hold_out!r}.")
@@ -67,6 +70,8 @@ class Split:
 
 def split_names(source: Source, asked: str) -> tuple[str, ...]:
     """The splits that "train+val" names; "all" is every split. One that the data lacks is refused."""
+    if not isinstance(asked, str):
+        raise PatchloomError(f"split is the name of a split, not {type(asked).__name__}.")
     if asked == "all":
         return tuple(source.splits)
     names = [SPLIT_NAMES.get(name.strip().lower(), name.strip()) for name in asked.split("+")]

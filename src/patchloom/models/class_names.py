@@ -8,6 +8,8 @@ from typing import Any
 
 from patchloom.errors import PatchloomError
 
+MOST_CLASSES = 10**7  # that a network may have
+
 
 def check_class_names(names: Any, num_classes: int) -> tuple[str, ...]:
     """Class names in the order of the logits. Raises PatchloomError for another number or type, or a name twice."""

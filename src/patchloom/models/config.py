@@ -11,13 +11,21 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 from patchloom.errors import PatchloomError, did_you_mean
+from patchloom.models.class_names import MOST_CLASSES
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 ImageSize = int | tuple[int, int]
 # far above every network that can be trained, so that a slip of the hand or a forged file is refused at once
-_MOST = {"depth": 1000, "class_depth": 1000, "branches": 64, "dim": 1 << 17, "in_chans": 1024, "num_classes": 10**7}
+_MOST = {
+    "depth": 1000,
+    "class_depth": 1000,
+    "branches": 64,
+    "dim": 1 << 17,
+    "in_chans": 1024,
+    "num_classes": MOST_CLASSES,
+}
 _LONGEST_SIDE = 8192
 _WIDEST_FFN = 1 << 20
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from patchloom.console import Console
+from patchloom.console import Console, choose_console
 from patchloom.devices import Device, device_name
 from patchloom.errors import PatchloomError, StoppedError
 from patchloom.runs.config import config_from_settings, settings_of, with_epochs
@@ -54,7 +54,7 @@ def launch(
         PatchloomError: the folder is taken, or the task refuses its data or settings.
         InterruptedWork: a signal ended the run; it can be resumed.
     """
-    processes, console = join_processes(device), console or Console()
+    processes, console = join_processes(device), choose_console(console)
     # torchrun repeats the whole command after a failure: what was begun is then resumed. The main process looks, since
     # a shared folder may show files late to others.
     if restarted(processes) and processes.gather((Path(out) / "recipe.yaml").exists())[0]:
@@ -97,7 +97,7 @@ def resume(
         InterruptedWork: a signal ended the run again.
     """
     run = Run.open(Path(folder))
-    processes, console = join_processes(device), console or Console()
+    processes, console = join_processes(device), choose_console(console)
     console.quiet = console.quiet or not processes.is_main_process
     config = read_config(run)
     environment = run.environment()

@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from patchloom.console import Console
+from patchloom.console import Console, choose_console
 from patchloom.devices import Device
 from patchloom.errors import PatchloomError
 from patchloom.recipes.changes import apply_changes
@@ -57,7 +57,7 @@ def fit(
     if not isinstance(task, Task):
         raise PatchloomError(f"fit trains a patchloom.Task, not {type(task).__name__}.")
     resolved = _resolve_recipe(recipe, changes)
-    processes, console = join_processes(device), console or Console()
+    processes, console = join_processes(device), choose_console(console)
     return run_task(task, resolved, out, processes, console, log, callbacks)
 
 

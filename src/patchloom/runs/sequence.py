@@ -12,7 +12,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from patchloom.console import Console
+from patchloom.console import Console, choose_console
 from patchloom.devices import Device
 from patchloom.errors import PatchloomError, errors_in_writing
 from patchloom.reading import read_json
@@ -78,7 +78,7 @@ def resume(
 
     Whether the first run is finished is read from its export, which is written last.
     """
-    place, console = Path(folder), console or Console()
+    place, console = Path(folder), choose_console(console)
     # recipe.yaml in RUN itself means that the second run has begun.
     if not (place / STAGES).exists() or (place / "recipe.yaml").exists():
         return single.resume(place, console, more_epochs, device, callbacks)
@@ -98,7 +98,7 @@ def _continue(
 ) -> Run:
     """The first run, unless it is finished, and the second; `options` are those of `launch`. `begin` is called before
     the first file is written."""
-    console, earlier = console or Console(), place / sequence.folder
+    console, earlier = choose_console(console), place / sequence.folder
     console.say(f"Stage 1 of 2, in {earlier}.")
     processes = join_processes(options["device"])
     # The main process looks for all of them: it writes these files, and the others may look later.

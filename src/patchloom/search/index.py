@@ -16,7 +16,7 @@ from torch import Tensor
 from patchloom.console import Console
 from patchloom.data.collating import collate
 from patchloom.data.images import as_picture, crop, to_input
-from patchloom.devices import Device, device_of
+from patchloom.devices import Device, choose_device, device_of
 from patchloom.errors import PatchloomError
 from patchloom.inference.embeddings import BATCH, embed_pixels
 from patchloom.inference.models import Model
@@ -86,8 +86,10 @@ class Index:
         `weights`, which must be the same.
 
         Raises:
-            PatchloomError: The folder is not an index, it is damaged, or a newer patchloom wrote it.
+            PatchloomError: The folder is not an index, it is damaged, or a newer patchloom wrote it; or the device is
+                not there.
         """
+        choose_device(device)  # now, not at the first query: the network is loaded later
         folder = Path(path)
         header, contents = read_index(folder)
         index = cls(folder, header, contents, weights, device)

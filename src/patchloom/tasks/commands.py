@@ -78,6 +78,13 @@ def add_split_arguments(group: argparse._ArgumentGroup) -> None:
     )
 
 
+def splits_of(options: argparse.Namespace) -> Any:
+    """The splits that the options of `add_split_arguments` ask for."""
+    from patchloom.data.splits import Splits
+
+    return Splits(options.train_split, options.test_split, options.hold_out)
+
+
 def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `patchloom evaluate` for models that are evaluated on images."""
     group = parser.add_argument_group("image loading")

@@ -70,6 +70,8 @@ def check_task(task: Task) -> None:
             raise PatchloomError(f"{what} of the task {name} is a tuple of names, ({names!r},), not {names!r} alone.")
         if not isinstance(names, Collection):
             raise PatchloomError(f"{what} of the task {name} is a tuple of names, not {describe(names)}.")
+        if not all(isinstance(one, str) for one in names):
+            raise PatchloomError(f"{what} of the task {name} is a tuple of names, and one of them is not a string.")
         if unknown := set(names) - set(task.modules):
             raise PatchloomError(f"{what} of the task {name} names {', '.join(sorted(unknown))}, not among modules.")
     if not isinstance(task.steps_per_epoch, int):
@@ -114,7 +116,8 @@ def check_described(task: Task) -> None:
 
 def check_weight(task: Task, weight: Any) -> float:
     """What `Task.weight` returned, if batches can be counted with it."""
-    number = float(weight) if isinstance(weight, Real | Tensor) else math.nan
+    single = isinstance(weight, Real) or (isinstance(weight, Tensor) and weight.numel() == 1)
+    number = float(weight) if single else math.nan
     if not (math.isfinite(number) and number >= 0):
         raise PatchloomError(
             f"weight of the task {type(task).__name__} returns {weight!r}; it must return a number of 0 or more."

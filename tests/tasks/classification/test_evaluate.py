@@ -121,6 +121,8 @@ def test_splits_can_be_chosen(model) -> None:
     assert scores(model, "digits", split="all").summary()["count"] == 1797
     with pytest.raises(PatchloomError, match="test"):
         scores(model, "digits", split="test")
+    with pytest.raises(PatchloomError, match="the name of a split, not int"):
+        scores(model, "digits", split=3)
 
 
 def test_the_command_prints_json(model, tmp_path: Path, capsys) -> None:

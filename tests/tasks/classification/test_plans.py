@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import patchloom
 from patchloom.errors import PatchloomError
 from patchloom.layers.residual import DropPath
 from patchloom.models.network import Network
@@ -313,3 +314,26 @@ def test_padded_images_are_tested_without_resizing() -> None:
 def test_parts_of_3_augment_that_mean_nothing_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(PatchloomError, match="three_augment"):
         plan("deit_nano", "deit", **changes)
+
+
+@pytest.mark.parametrize(
+    ("distillation", "reason"),
+    [
+        (3, "distillation is a dictionary"),
+        ({"tauu": 2}, "Unknown key 'tauu' of distillation.* Did you mean 'tau'"),
+        ({"teachers": ["b"]}, "Unknown key 'teachers' of distillation"),
+        ({"tau": "2"}, "tau of distillation is a number, not '2'"),
+        ({"weight": []}, "weight of distillation is a number"),
+    ],
+)
+def test_wrong_settings_of_distillation_are_named(distillation: Any, reason: str, tmp_path: Path) -> None:
+    with pytest.raises(PatchloomError, match=reason):
+        patchloom.distill(
+            tmp_path, "digits", model="deit_nano", recipe="deit@small", out=tmp_path / "run", distillation=distillation
+        )
+    assert not (tmp_path / "run").exists()
+
+
+def test_fine_tuning_takes_a_distillation_config_only(tmp_path: Path) -> None:
+    with pytest.raises(PatchloomError, match="distillation is a DistillationConfig, not dict"):
+        patchloom.finetune(tmp_path, "digits", out=tmp_path / "run", distillation={"tau": 2})  # type: ignore[arg-type]

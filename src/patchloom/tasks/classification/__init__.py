@@ -1,2 +1,3 @@
 """Image classification: training, distillation, fine-tuning, evaluation, report and prediction. The registry in
-`patchloom.tasks`, `tasks.own`, `tasks.retrieval`, `explaining` and `api` import this folder; nothing else does."""
+`patchloom.tasks`, `tasks.own`, `tasks.retrieval`, `tasks.pretraining`, `explaining` and `api` import this folder;
+nothing else does."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from patchloom.errors import PatchloomError
 from patchloom.tasks.classification.evaluate_command import EVALUATE, PREDICT
-from patchloom.tasks.commands import Command, add_split_arguments
+from patchloom.tasks.commands import Command, add_split_arguments, splits_of
 
 __all__ = ["COMMANDS", "EVALUATE", "PREDICT"]
 
@@ -134,7 +134,7 @@ def _plan_from_scratch(options: argparse.Namespace) -> Any:
     changes, model_options = parse_words(options.settings, ClassificationOptions)
     return plan_training(
         options.data, options.model, options.recipe, changes, model_options, options.labels,
-        distillation=distillation, scales_from=getattr(options, "scales_from", None), splits=_splits(options),
+        distillation=distillation, scales_from=getattr(options, "scales_from", None), splits=splits_of(options),
     )  # fmt: skip
 
 
@@ -152,14 +152,8 @@ def _plan_finetune(options: argparse.Namespace) -> Any:
     return plan_finetuning(
         options.start, options.data, options.recipe, changes, model_options,
         tune=options.tune, delta=options.delta, mean=mean, std=std, distillation=distillation, labels=options.labels,
-        splits=_splits(options),
+        splits=splits_of(options),
     )  # fmt: skip
-
-
-def _splits(options: argparse.Namespace) -> Any:
-    from patchloom.data.splits import Splits
-
-    return Splits(options.train_split, options.test_split, options.hold_out)
 
 
 def _choose(options: argparse.Namespace, opened: Any) -> list[str]:

@@ -66,6 +66,9 @@ class DistillationConfig:
         check_choice("--kl", self.kl, KL_FORMS)
         if not self.teachers:
             raise PatchloomError("Distillation needs a teacher.")
+        for name, value in (("tau", self.tau), ("weight", self.weight)):
+            if not isinstance(value, int | float) and not (name == "weight" and value is None):
+                raise PatchloomError(f"{name} of distillation is a number, not {value!r}.")
         if not self.tau > 0 or not 0 <= self.share <= 1:
             raise PatchloomError(
                 f"The temperature is above 0 and the weight of the teacher between 0 and 1, not {self.tau} and "

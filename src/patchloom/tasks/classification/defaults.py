@@ -72,6 +72,13 @@ def _family_of(recipe: str) -> str:
     return next((name for name in sorted(_MODELS, key=len, reverse=True) if recipe.startswith(name)), "deit")
 
 
+def sized_recipe(paper: str, source: Source) -> tuple[str, str]:
+    """A paper's recipe, in its small form if the images are small or few, and a note that says so."""
+    few = len(source.items()) < FEW_IMAGES or median_side(source) <= SMALL_SIDE
+    chosen = paper + SUFFIX * few
+    return chosen, f"The recipe is {chosen}; --recipe takes another."
+
+
 def median_side(source: Source) -> float:
     """The median of the shorter sides of some images, in pixels; what cannot be read is left out."""
     sides = []

@@ -9,7 +9,7 @@ from typing import Any
 
 from patchloom.data.opening import open_source
 from patchloom.data.splits import Splits
-from patchloom.errors import PatchloomError, check_choice, check_place
+from patchloom.errors import PatchloomError, check_choice, check_place, did_you_mean
 from patchloom.models.config import Config, PatchConfig
 from patchloom.models.registry import find_config
 from patchloom.models.roles import TUNINGS, tuned_parameters
@@ -138,6 +138,11 @@ def _resolve_distillation(
 
 def plan_distillation(teacher: Place | Iterable[Place], method: str | None = None, **fields: Any) -> DistillationConfig:
     """One teacher or several, with fields of `DistillationConfig`."""
+    known = [field.name for field in dataclasses.fields(DistillationConfig)[2:]]  # after teachers and method
+    for name in fields:
+        if name not in known:
+            hint = did_you_mean(name, known)
+            raise PatchloomError(f"Unknown key {name!r} of distillation. Choose from: {', '.join(known)}.{hint}")
     alone = isinstance(teacher, str | PathLike) or not isinstance(teacher, Iterable)
     several: list[Any] = [teacher] if alone else list(teacher)  # type: ignore[arg-type]
     for one in several:
@@ -171,6 +176,8 @@ def plan_finetuning(
     """
     check_place("weights", weights)
     check_place("data", data)
+    if not isinstance(distillation, DistillationConfig | None):
+        raise PatchloomError(f"distillation is a DistillationConfig, not {type(distillation).__name__}.")
     options = checked_options(options)
     opened = Opened()
     source = opened.keep(open_source, absolute_place(data), labels)

@@ -90,7 +90,8 @@ class OwnRun:
         """Refuse settings that would have no effect beside a part."""
         if self.validation is not None and not is_dataset(self.data):
             raise PatchloomError("validation goes with a dataset of your own; other data has splits: test_split=...")
-        if is_dataset(self.data) and (self.labels, self.splits.train, self.splits.test) != (None, None, None):
+        asked = (self.labels, self.splits.train, self.splits.test)
+        if is_dataset(self.data) and any(part is not None for part in asked):
             raise PatchloomError(
                 "labels, train_split and test_split have no effect with a dataset of your own: pass validation=DATASET "
                 "or hold_out=FRACTION."

@@ -6,7 +6,15 @@ import argparse
 import sys
 from typing import Any
 
-from patchloom.tasks.commands import Command, Output, Tool, add_reading_arguments, add_split_arguments
+from patchloom.tasks.commands import (
+    Command,
+    Output,
+    Tool,
+    add_reading_arguments,
+    add_split_arguments,
+    require_data,
+    splits_of,
+)
 
 
 def _add_pretrain(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +49,6 @@ def _add_pretrain(parser: argparse.ArgumentParser) -> None:
 
 
 def _plan(options: argparse.Namespace) -> Any:
-    from patchloom.data.splits import Splits
     from patchloom.recipes.changes import parse_words
     from patchloom.recipes.pretraining import PretrainingOptions
     from patchloom.tasks.pretraining.plans import check_method, plan_pretraining
@@ -52,7 +59,7 @@ def _plan(options: argparse.Namespace) -> Any:
     return plan_pretraining(
         options.data, options.model, options.method, options.recipe, changes, model_options,
         tokenizer=options.tokenizer, labels=options.labels, mean=mean, std=std,
-        splits=Splits(options.train_split, options.test_split, options.hold_out),
+        splits=splits_of(options),
     )  # fmt: skip
 
 
@@ -79,11 +86,9 @@ def _add_predict(parser: argparse.ArgumentParser) -> None:
 
 def _evaluate(options: argparse.Namespace) -> Output:
     from patchloom.console import Console
-    from patchloom.errors import PatchloomError
     from patchloom.tasks.pretraining.evaluate import evaluate
 
-    if options.data is None:
-        raise PatchloomError("evaluate needs a model and data: patchloom evaluate FROM DATA.")
+    require_data(options)
     found = evaluate(
         options.model, options.data, probe=options.probe or "knn", k=options.k, temperature=options.temperature,
         labels=options.labels, split=options.split, crop_ratio=_one(options, "crop_ratio"),

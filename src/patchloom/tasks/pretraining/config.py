@@ -14,6 +14,7 @@ from patchloom.recipes.networks import network_config
 from patchloom.recipes.recipe import Recipe
 from patchloom.tasks.classification.config import Start
 from patchloom.tasks.pretraining.tokenizers import TrainedTokenizer
+from patchloom.text import with_tuples
 
 LABEL = "pretrain"  # the value of `task` in recipe.yaml
 
@@ -38,9 +39,7 @@ class PretrainingConfig:
         return {
             "data": self.data,
             "labels": self.labels,
-            "train_split": self.splits.train,
-            "test_split": self.splits.test,
-            "hold_out": self.splits.hold_out,
+            **self.splits.to_json(),
             "model": self.model.to_json(),
             "model_options": self.model_options,
             "start": self.start and dataclasses.asdict(self.start),
@@ -54,10 +53,10 @@ class PretrainingConfig:
             values["data"],
             values["labels"],
             config_from_json(values["model"]),
-            {key: tuple(v) if isinstance(v, list) else v for key, v in values["model_options"].items()},
+            with_tuples(values["model_options"]),
             start and Start.from_json(start),
             tokenizer and TrainedTokenizer.from_json(tokenizer),
-            Splits(values.get("train_split"), values.get("test_split"), values.get("hold_out")),
+            Splits.from_json(values),
         )
 
     def trunk_config(self, recipe: Recipe) -> Config:

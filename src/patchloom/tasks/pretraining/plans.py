@@ -16,10 +16,10 @@ from patchloom.recipes.cited import cite
 from patchloom.recipes.networks import as_built, keep_scales
 from patchloom.recipes.pretraining import PretrainingOptions, methods_of
 from patchloom.recipes.recipe import Recipe
-from patchloom.recipes.registry import FEW_IMAGES, choose_recipe
+from patchloom.recipes.registry import choose_recipe
 from patchloom.recipes.small import SUFFIX
 from patchloom.tasks.classification.config import absolute_place
-from patchloom.tasks.classification.defaults import SMALL_SIDE, median_side
+from patchloom.tasks.classification.defaults import median_side, sized_recipe
 from patchloom.tasks.opened import Opened
 from patchloom.tasks.pretraining.config import PretrainingConfig
 from patchloom.tasks.pretraining.images import open_any
@@ -60,8 +60,10 @@ def plan_pretraining(
     trunk, start, own, notes = open_trunk(model, source, options, opened, mean, std)
     if trunk.kind != "image":
         raise PatchloomError(f"{trunk.name} is a network of {trunk.kind}, and pre-training is for images.")
-    chosen, more = _choose_recipe(recipe, method, source)
-    resolved, consequences = _resolve_recipe(chosen, trunk, own, changes, start is not None)
+    if recipe is None:
+        recipe, note = sized_recipe(method, source)
+        notes.append(note)
+    resolved, consequences = _resolve_recipe(recipe, trunk, own, changes, start is not None)
     _check_settings(method, resolved, changes)
     trained, resolved = _tokenizer(tokenizer, method, resolved, changes)
     config = dataclasses.replace(config, model=trunk, model_options=own, start=start, tokenizer=trained)
@@ -69,7 +71,7 @@ def plan_pretraining(
     resolved = as_built(resolved, built, changes, start is not None)
     _check_size(source, built)
     find_method(resolved.method).check(config, resolved, built)
-    run = RunConfig(find_task("pretraining"), config, resolved, (*notes, *more, *consequences), opened)
+    run = RunConfig(find_task("pretraining"), config, resolved, (*notes, *consequences), opened)
     return with_tokenizer_first(run) if method == "beit" and trained is None else run
 
 
@@ -101,15 +103,6 @@ def check_method(method: Any) -> None:
     if method not in METHODS:
         hint = did_you_mean(str(method), METHODS)
         raise PatchloomError(f"Unknown value {method!r} for --method. Choose from: {', '.join(METHODS)}.{hint}")
-
-
-def _choose_recipe(recipe: str | Recipe | None, method: str, source: Source) -> tuple[str | Recipe, list[str]]:
-    """The recipe that is asked for, by default that of the method, in its small form for small images or few."""
-    if recipe is not None:
-        return recipe, []
-    few = len(source.items()) < FEW_IMAGES or median_side(source) <= SMALL_SIDE
-    chosen = f"{method}{SUFFIX}" if few else method
-    return chosen, [f"The recipe is {chosen}; --recipe takes another."]
 
 
 def _resolve_recipe(

@@ -17,6 +17,7 @@ from patchloom.tasks.commands import (
     add_split_arguments,
     require_data,
     require_images,
+    splits_of,
 )
 
 _FIELDS = ("loss", "views", "projector", "instance_weight")  # of the recipe, that have an option of their own
@@ -61,7 +62,6 @@ def _add_grafit(parser: argparse.ArgumentParser) -> None:
 
 
 def _plan(options: argparse.Namespace) -> Any:
-    from patchloom.data.splits import Splits
     from patchloom.recipes.changes import parse_words
     from patchloom.recipes.grafit import RetrievalOptions
     from patchloom.tasks.retrieval.sequence import plan_runs
@@ -75,7 +75,7 @@ def _plan(options: argparse.Namespace) -> Any:
     return plan_runs(
         options.data, options.model, options.recipe, changes, model_options, labels=options.labels,
         mean=changes.pop("mean", None), std=changes.pop("std", None), clusters_from=options.clusters_from,
-        splits=Splits(options.train_split, options.test_split, options.hold_out),
+        splits=splits_of(options),
     )  # fmt: skip
 
 

@@ -19,10 +19,9 @@ from patchloom.recipes.cited import Cited, cite
 from patchloom.recipes.grafit import RetrievalOptions
 from patchloom.recipes.networks import as_built, keep_scales
 from patchloom.recipes.recipe import Recipe
-from patchloom.recipes.registry import FEW_IMAGES, choose_recipe
-from patchloom.recipes.small import SUFFIX
+from patchloom.recipes.registry import choose_recipe
 from patchloom.tasks.classification.config import Start, absolute_place
-from patchloom.tasks.classification.defaults import SMALL_SIDE, median_side
+from patchloom.tasks.classification.defaults import sized_recipe
 from patchloom.tasks.classification.start import open_start
 from patchloom.tasks.opened import Opened
 from patchloom.tasks.registry import find_task
@@ -62,9 +61,8 @@ def plan_grafit(
     if trunk.kind != "image":
         raise PatchloomError(f"{trunk.name} is a network of {trunk.kind}, and Grafit embeds images.")
     if recipe is None:
-        few = len(source.items()) < FEW_IMAGES or median_side(source) <= SMALL_SIDE
-        recipe = f"grafit{SUFFIX}" if few else "grafit"
-        notes.append(f"The recipe is {recipe}; --recipe takes another.")
+        recipe, note = sized_recipe("grafit", source)
+        notes.append(note)
     resolved, more = _resolve_recipe(recipe, trunk, own, changes, start is not None)
     if (clusters_from is not None) and resolved.clusters is None:
         raise PatchloomError("--clusters-from is for clusters as labels: set clusters=N, or --recipe clusterfit_plus.")
