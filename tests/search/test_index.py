@@ -271,6 +271,19 @@ def test_unreadable_images_are_left_out_with_a_message(world: World, tmp_path: P
     assert set(index.columns) == {"label"}
 
 
+def test_an_index_that_left_out_images_keeps_its_vectors_when_it_changes(world: World, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    for i, file in enumerate(world.files(world.train[:6])):
+        (data / "rose").mkdir(parents=True, exist_ok=True)
+        (data / "rose" / f"{i}.png").write_bytes(file.read_bytes() if i != 3 else b"damaged")
+    index = Index.build(world.weights, data, tmp_path / "index")
+    for change in (lambda: index.add(world.files(world.test)[0]), lambda: index.remove("rose/0.png")):
+        kept = dict(zip(index.contents.keys, index.contents.vectors.copy(), strict=True))
+        change()
+        for key, vector in zip(index.contents.keys, index.contents.vectors, strict=True):
+            assert key not in kept or np.array_equal(vector, kept[key])
+
+
 def test_embed_gives_the_vectors_of_the_network(world: World) -> None:
     got = patchloom.embed(world.weights, world.files(world.test))
     got = got / np.linalg.norm(got, axis=1, keepdims=True)

@@ -24,7 +24,7 @@ from patchloom.inference.neighbours import normalise
 from patchloom.inference.predict import expand_all
 from patchloom.search.approximate import Approximate
 from patchloom.search.building import chosen_ks, write_rest
-from patchloom.search.storage import Column, Contents, Header, locked, write_vectors
+from patchloom.search.storage import Column, Contents, Header, locked, next_generation, write_vectors
 from patchloom.text import some
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def _write(
     graph: Approximate | None,
 ) -> None:
     """Write the next generation."""
-    header: Header = dataclasses.replace(index.header, count=len(keys), generation=index.header.generation + 1)
+    header: Header = dataclasses.replace(index.header, count=len(keys), generation=next_generation(index.header))
     # Under a new name: a service that has the old file open goes on reading it.
     name = f"vectors-{header.generation}.npy"
     write_vectors(index.path / name, _rows(index.contents.vectors, kept, new), len(keys), header.dim)
