@@ -17,6 +17,8 @@ from PIL import Image
 from searching import World, run, save_network
 from sklearn.metrics import average_precision_score
 
+import patchloom
+from patchloom import PatchloomError
 from patchloom.cli.main import main
 from patchloom.search.evaluation import evaluate_search
 
@@ -191,6 +193,32 @@ def test_evaluate_refuses_what_it_cannot_measure(world: World, tmp_path: Path, c
         "coarse",
         mentions="--coarse",
     )
+
+
+@pytest.mark.parametrize("k", [0, -3, 71])
+def test_evaluate_refuses_a_k_that_the_collection_has_not(k: int, world: World) -> None:
+    with pytest.raises(PatchloomError, match="between 1 and 70"):
+        evaluate_search(world.weights, world.table, "fine", k=k)
+
+
+def test_a_coarse_column_can_stand_in_for_the_one_that_was_trained_on(world: World, tmp_path: Path) -> None:
+    network = patchloom.load(world.weights)
+    network.label_column = "coarse"
+    patchloom.save(network, tmp_path / "trained.safetensors")
+    rows = [
+        {"path": str(world.root / row["path"]), "fine": row["fine"], "other": row["coarse"], "split": row["split"]}
+        for row in world.train + world.test
+    ]
+    table = searching.write_table(tmp_path / "renamed.csv", rows)
+    want = evaluate_search(tmp_path / "trained.safetensors", world.table, "fine", condition="coarse")
+    got = evaluate_search(tmp_path / "trained.safetensors", table, "fine", condition="coarse", coarse="other")
+    assert got == {**want, "coarse": "other"}
+    both = evaluate_search(
+        tmp_path / "trained.safetensors", table, ["fine", "other"], condition="coarse", coarse="other"
+    )
+    assert both["levels"]["fine"] == want["levels"]["fine"]
+    with pytest.raises(PatchloomError, match=r"trained on 'coarse'.*fine.*--coarse"):
+        evaluate_search(tmp_path / "trained.safetensors", table, "fine", condition="coarse")
 
 
 def test_an_own_split_of_a_plain_folder_is_evaluated(world: World) -> None:
