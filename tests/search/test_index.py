@@ -191,7 +191,7 @@ def test_pictures_in_memory_can_be_asked_for_and_added(world: World, index: Path
     want = opened.query(world.files(world.test)[0], 3)[0]
     assert got["results"] == want["results"]
     new = picture(7, np.random.default_rng(1))
-    opened.add(new, {"fine": "seven"})
+    opened.add(new, {"fine": " seven "})  # spaces around it are dropped, as in manifests
     assert opened.query(new, 1)[0]["results"][0]["labels"]["fine"] == "seven"
 
 
@@ -208,6 +208,11 @@ def test_bad_input_is_refused_and_changes_nothing(world: World, index: Path, tmp
         (lambda: opened.classify(good, "fine", 71), "between 1 and 70"),
         (lambda: opened.add([good, tmp_path / "words.jpg"]), "words.jpg"),
         (lambda: opened.add(good, {"fien": "rose"}), "Did you mean 'fine'"),
+        (lambda: opened.add(good, {"fine": " "}), "COLUMN=NAME"),
+        (lambda: opened.query(good, coarse="colour"), "no label column 'colour'"),
+        (lambda: Index.build(world.weights, world.table, tmp_path / "x", batch=0), "at least 1"),
+        (lambda: Index.build(world.weights, world.table, tmp_path / "x", workers=-1), "workers=-1"),
+        (lambda: Index.build(world.weights, world.table, world.table / "x"), "cannot be written"),
         (lambda: opened.remove(["train/cod/0.png", "no-such-key.png"]), "no-such-key.png"),
         (lambda: opened.remove(list(opened.contents.keys)), "all images"),
         (lambda: Index.open(tmp_path / "nowhere"), "not an index"),

@@ -64,6 +64,8 @@ def test_build_add_and_remove(world: World, tmp_path: Path) -> None:
     done = run("search", "remove", out, world.test[0]["path"], world.files(world.test)[1])
     assert "2 images removed, 88 left" in done.stdout
     run("search", "remove", out, "nothing.png", code=2)
+    twice = run("search", "add", out, world.files(world.test)[0], "--label", "fine=a", "--label", "fine=b", code=2)
+    assert "twice" in twice.stderr
 
 
 def test_the_gallery_has_every_picture_inside(world: World, built: Path, tmp_path: Path, capsys) -> None:

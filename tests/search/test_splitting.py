@@ -71,6 +71,11 @@ def test_purity_and_rand_index_by_hand() -> None:
     assert agreement(np.array([0, 0, 0, 1, 1]), np.array([2, 2, 1, 1, 1]))["purity"] == pytest.approx(4 / 5)
 
 
+def test_images_without_a_class_do_not_count_in_the_agreement() -> None:
+    clusters, truth = np.array([0, 0, 1, 1, 1, 0]), np.array([0, 0, 1, 1, -1, -1])
+    assert agreement(clusters, truth) == {"ari": 1.0, "purity": 1.0}
+
+
 def test_the_manifest_is_a_data_set_with_the_new_column(world: World, built: Path, tmp_path: Path, capsys) -> None:
     out, page = tmp_path / "deep" / "finer.csv", tmp_path / "sheets.html"
     words = ["search", "split", str(built), "--labels", "coarse", "--clusters", "3", "--truth", "fine"]
@@ -97,6 +102,7 @@ def test_the_manifest_is_a_data_set_with_the_new_column(world: World, built: Pat
         (("--labels", "coarse", "--clusters", "many"), "many"),
         (("--labels", "coarse", "--clusters", "0"), "at least 1"),
         (("--labels", "coarse", "--clusters", "2", "--column", "fine"), "--column"),
+        (("--labels", "coarse", "--clusters", "2", "--column", ""), "--column"),
     ],
 )
 def test_bad_options_are_refused(more: tuple[str, ...], mentions: str, built: Path, tmp_path: Path, capsys) -> None:

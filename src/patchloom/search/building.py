@@ -20,10 +20,11 @@ from patchloom.data.scan import report_skipped
 from patchloom.data.sources import FileSource, Item, Source, bytes_of
 from patchloom.data.splits import join_splits, split_names
 from patchloom.devices import Device
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, errors_in_writing
 from patchloom.inference.embeddings import BATCH, embed_items
 from patchloom.inference.models import Model
 from patchloom.inference.neighbours import choose_k, normalise
+from patchloom.inference.predict import check_batch
 from patchloom.models.fused import fuse
 from patchloom.reading import read_json
 from patchloom.search.approximate import Approximate, check_kind
@@ -64,6 +65,7 @@ def build(
     """Embed all images of `data`, or of one split, and write the index; see `Index.build`."""
     console = console or Console(quiet=True)
     check_kind(kind)
+    check_batch(batch)
     out = Path(out)
     if out.exists() and not (resume and is_index(out)):
         raise PatchloomError(f"{out} exists already. `patchloom search add` adds images to an index; or remove it.")
@@ -84,7 +86,8 @@ def build(
     }
     if is_index(out):
         return _whole_already(out, plan, console)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    with errors_in_writing(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
     # Built beside its place and renamed at the end: a folder with the final name is always a complete index.
     with locked(out.with_name(f".{out.name}.lock"), str(out)):
         work = out.with_name(f".{out.name}.building")

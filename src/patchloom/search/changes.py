@@ -50,7 +50,7 @@ class _New:
 def add(index: Index, images: Any, labels: Mapping[str, str], console: Console | None) -> dict[str, int]:
     """See `Index.add`."""
     console = console or Console(quiet=True)
-    _check_columns(index, labels)
+    labels = _checked_labels(index, labels)
     new, same = _embed_new(index, images, console)
     old = index.contents
     place = {key: i for i, key in enumerate(old.keys)}
@@ -93,8 +93,10 @@ def remove(index: Index, keys: Sequence[str]) -> int:
     return len(gone)
 
 
-def _check_columns(index: Index, labels: Mapping[str, str]) -> None:
-    for name, value in labels.items():
+def _checked_labels(index: Index, labels: Mapping[str, str]) -> dict[str, str]:
+    """The labels without spaces around them, as manifests are read; unknown columns and empty labels are refused."""
+    found = {name.strip(): value.strip() for name, value in labels.items()}
+    for name, value in found.items():
         # An index without columns takes any: the first label makes one.
         if index.columns and name not in index.columns:
             raise PatchloomError(
@@ -103,6 +105,7 @@ def _check_columns(index: Index, labels: Mapping[str, str]) -> None:
             )
         if not name or not value:
             raise PatchloomError(f"A label is COLUMN=NAME, not {name}={value}.")
+    return found
 
 
 def _embed_new(index: Index, images: Any, console: Console) -> tuple[_New, list[str]]:

@@ -266,6 +266,8 @@ class Index:
     def _coarse(self, condition: Condition, asked: str | None) -> str | None:
         """The column of a condition; None without one."""
         names = {name: column.names for name, column in self.columns.items()}
+        if asked is not None:
+            find_column(names, asked, self.path)  # also where the condition does not use it
         if condition.kind == "none":
             return None
         if condition.kind == "oracle":

@@ -171,10 +171,12 @@ def split_index(
 
 
 def agreement(clusters: np.ndarray, truth: np.ndarray) -> dict[str, float]:
-    """Adjusted Rand index, and purity: the share of images whose class is the most frequent one of their cluster."""
+    """Adjusted Rand index, and purity: the share of images whose class is the most frequent one of their cluster.
+    Images without a class (-1) do not count."""
     from sklearn.metrics import adjusted_rand_score
 
-    largest = sum(np.bincount(truth[clusters == one] + 1).max() for one in np.unique(clusters))
+    clusters, truth = clusters[truth >= 0], truth[truth >= 0]
+    largest = sum(np.bincount(truth[clusters == one]).max() for one in np.unique(clusters))
     return {"ari": float(adjusted_rand_score(truth, clusters)), "purity": float(largest / max(1, len(truth)))}
 
 
@@ -188,6 +190,8 @@ def write_manifest(index: Index, found: Mapping[str, Clusters], out: str | PathL
     out = Path(out)
     if out.suffix.lower() != ".csv":
         raise PatchloomError(f"--out is a CSV file, not {out.name!r}.")
+    if not column.strip():
+        raise PatchloomError("--column is the name of a column, not empty.")
     if column in ("path", "split", *index.columns):
         raise PatchloomError(f"There is a column {column!r} already: choose another name with --column.")
     rows = sorted(
