@@ -209,6 +209,18 @@ def test_bad_input_is_refused_and_changes_nothing(world: World, index: Path, tmp
         (lambda: opened.add([good, tmp_path / "words.jpg"]), "words.jpg"),
         (lambda: opened.add(good, {"fien": "rose"}), "Did you mean 'fine'"),
         (lambda: opened.add(good, {"fine": " "}), "COLUMN=NAME"),
+        (lambda: opened.add(good, {"fine": 3}), "not int"),
+        (lambda: opened.add(good, "fine=rose"), "not str"),
+        (lambda: opened.query(good, 1.5), "whole number"),
+        (lambda: opened.query(good, None), "whole number"),
+        (lambda: opened.classify(good, "fine", "3"), "whole number"),
+        (lambda: opened.classify(good, None), "not NoneType"),
+        (lambda: opened.query(good, condition=None), "not NoneType"),
+        (lambda: opened.remove(3), "not int"),
+        (lambda: opened.remove(["train/cod/0.png", 3]), "not int"),
+        (lambda: Index.open(None), "not NoneType"),
+        (lambda: Index.build(world.weights, world.table, None), "not NoneType"),
+        (lambda: Index.build(world.weights, world.table, tmp_path / "x", labels=3), "not int"),
         (lambda: opened.query(good, coarse="colour"), "no label column 'colour'"),
         (lambda: Index.build(world.weights, world.table, tmp_path / "x", batch=0), "at least 1"),
         (lambda: Index.build(world.weights, world.table, tmp_path / "x", workers=-1), "workers=-1"),
@@ -287,6 +299,15 @@ def test_an_index_that_left_out_images_keeps_its_vectors_when_it_changes(world: 
         change()
         for key, vector in zip(index.contents.keys, index.contents.vectors, strict=True):
             assert key not in kept or np.array_equal(vector, kept[key])
+
+
+def test_a_file_can_be_removed_by_its_path_and_k_may_be_of_numpy(world: World, index: Path) -> None:
+    opened, file = Index.open(index), world.files(world.train)[0]
+    assert opened.query(file, np.int64(3)) == opened.query(file, 3)
+    assert json.dumps(opened.classify(file, "fine", np.int64(3)))
+    assert opened.remove(file) == 1
+    assert opened.remove(world.files(world.train)[1:3]) == 2
+    assert not {row["path"] for row in world.train[:3]} & set(opened.contents.keys)
 
 
 def test_embed_gives_the_vectors_of_the_network(world: World) -> None:

@@ -20,7 +20,7 @@ from patchloom.data.scan import report_skipped
 from patchloom.data.sources import FileSource, Item, Source, bytes_of
 from patchloom.data.splits import join_splits, split_names
 from patchloom.devices import Device
-from patchloom.errors import PatchloomError, errors_in_writing
+from patchloom.errors import PatchloomError, check_place, errors_in_writing
 from patchloom.inference.embeddings import BATCH, embed_items
 from patchloom.inference.models import Model
 from patchloom.inference.neighbours import choose_k, normalise
@@ -66,6 +66,7 @@ def build(
     console = console or Console(quiet=True)
     check_kind(kind)
     check_batch(batch)
+    check_place("out", out)
     out = Path(out)
     if out.exists() and not (resume and is_index(out)):
         raise PatchloomError(f"{out} exists already. `patchloom search add` adds images to an index; or remove it.")
@@ -133,8 +134,12 @@ def _fingerprint(source: Source, items: Sequence[Item]) -> str:
 def _whole_already(out: Path, plan: Mapping[str, Any], console: Console) -> Header:
     """--resume of a build that is complete."""
     header = read_header(out)
-    if header.model["digest"] != plan["model"]["digest"]:
-        raise PatchloomError(f"{out} is a complete index of other weights: nothing can be resumed.")
+    same = {
+        "weights": header.model["digest"] == plan["model"]["digest"],
+        "data or options": header.data == plan["data"] and header.kind == plan["kind"],
+    }
+    if changed := [name for name, equal in same.items() if not equal]:
+        raise PatchloomError(f"{out} is a complete index of other {' and '.join(changed)}: nothing can be resumed.")
     console.say(f"{out} is complete: {count(header.count, 'image')}.")
     return header
 

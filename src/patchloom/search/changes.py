@@ -95,6 +95,8 @@ def remove(index: Index, keys: Sequence[str]) -> int:
 
 def _checked_labels(index: Index, labels: Mapping[str, str]) -> dict[str, str]:
     """The labels without spaces around them, as manifests are read; unknown columns and empty labels are refused."""
+    if other := [text for pair in labels.items() for text in pair if not isinstance(text, str)]:
+        raise PatchloomError(f"labels has text for columns and classes, not {type(other[0]).__name__}.")
     found = {name.strip(): value.strip() for name, value in labels.items()}
     for name, value in found.items():
         # An index without columns takes any: the first label makes one.
