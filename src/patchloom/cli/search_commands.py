@@ -66,7 +66,7 @@ def add(options: argparse.Namespace) -> None:
     """Add and print what changed."""
     from patchloom.text import count
 
-    labels = {}
+    labels: dict[str, str] = {}
     for word in options.label:
         column, equals, name = word.partition("=")
         if not (column and equals and name):

@@ -253,8 +253,8 @@ class Index:
         wanted = [keys] if isinstance(keys, str | PathLike) or not isinstance(keys, Iterable) else list(keys)
         for key in wanted:
             check_place("a key", key)
-        wanted = [os.fspath(key) for key in wanted]
-        return self._change(lambda: changes.remove(self, wanted))
+        named = [os.fspath(key) for key in wanted]
+        return self._change(lambda: changes.remove(self, named))
 
     def _change(self, change: Any) -> Any:
         """Run a change of the folder, on its state of now, and read the result."""
