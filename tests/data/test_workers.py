@@ -166,7 +166,8 @@ sys.exit(5)
     assert (done.returncode, done.stderr) == (5, "")
 
 
-def test_an_absurd_number_of_workers_is_refused(photos: Path) -> None:
+@pytest.mark.parametrize("workers", [100_000, -1])
+def test_an_absurd_number_of_workers_is_refused(workers: int, photos: Path) -> None:
     source = open_source(photos)
-    with pytest.raises(PatchloomError, match="workers=100000: at most 512"):
-        eval_batches(source, range(40), source.items(), SIZE, 4, 100_000)
+    with pytest.raises(PatchloomError, match=f"workers={workers}: from 0 to 512"):
+        eval_batches(source, range(40), source.items(), SIZE, 4, workers)

@@ -132,6 +132,14 @@ def test_an_add_that_fails_at_any_write_leaves_the_index_as_it_was(
     assert len(content(index)) == len(before)
 
 
+def test_a_whole_index_of_something_else_is_not_resumed(world: World, built: Path) -> None:
+    columns = ["fine", "coarse"]
+    assert len(Index.build(world.weights, world.collection, built, labels=columns, resume=True)) == 70
+    for data, options in ((world.collection, {"labels": "fine"}), (world.table, {"labels": columns})):
+        with pytest.raises(PatchloomError, match="other data or options"):
+            Index.build(world.weights, data, built, resume=True, **options)
+
+
 def test_two_changes_at_a_time_are_refused(index: Path) -> None:
     with storage.locked(index / "write.lock", "it"), pytest.raises(PatchloomError, match="Another process"):
         Index.open(index).remove("train/cod/0.png")

@@ -192,7 +192,7 @@ def test_pictures_in_memory_can_be_asked_for_and_added(world: World, index: Path
     want = opened.query(world.files(world.test)[0], 3)[0]
     assert got["results"] == want["results"]
     new = picture(7, np.random.default_rng(1))
-    opened.add(new, {"fine": "seven"})
+    opened.add(new, {"fine": " seven "})  # spaces around it are dropped, as in manifests
     assert opened.query(new, 1)[0]["results"][0]["labels"]["fine"] == "seven"
 
 
@@ -209,6 +209,23 @@ def test_bad_input_is_refused_and_changes_nothing(world: World, index: Path, tmp
         (lambda: opened.classify(good, "fine", 71), "between 1 and 70"),
         (lambda: opened.add([good, tmp_path / "words.jpg"]), "words.jpg"),
         (lambda: opened.add(good, {"fien": "rose"}), "Did you mean 'fine'"),
+        (lambda: opened.add(good, {"fine": " "}), "COLUMN=NAME"),
+        (lambda: opened.add(good, {"fine": 3}), "not int"),
+        (lambda: opened.add(good, "fine=rose"), "not str"),
+        (lambda: opened.query(good, 1.5), "whole number"),
+        (lambda: opened.query(good, None), "whole number"),
+        (lambda: opened.classify(good, "fine", "3"), "whole number"),
+        (lambda: opened.classify(good, None), "not NoneType"),
+        (lambda: opened.query(good, condition=None), "not NoneType"),
+        (lambda: opened.remove(3), "not int"),
+        (lambda: opened.remove(["train/cod/0.png", 3]), "not int"),
+        (lambda: Index.open(None), "not NoneType"),
+        (lambda: Index.build(world.weights, world.table, None), "not NoneType"),
+        (lambda: Index.build(world.weights, world.table, tmp_path / "x", labels=3), "not int"),
+        (lambda: opened.query(good, coarse="colour"), "no label column 'colour'"),
+        (lambda: Index.build(world.weights, world.table, tmp_path / "x", batch=0), "at least 1"),
+        (lambda: Index.build(world.weights, world.table, tmp_path / "x", workers=-1), "workers=-1"),
+        (lambda: Index.build(world.weights, world.table, world.table / "x"), "cannot be written"),
         (lambda: opened.remove(["train/cod/0.png", "no-such-key.png"]), "no-such-key.png"),
         (lambda: opened.remove(list(opened.contents.keys)), "all images"),
         (lambda: Index.open(tmp_path / "nowhere"), "not an index"),
@@ -276,6 +293,28 @@ def test_unreadable_images_are_left_out_with_a_message(world: World, tmp_path: P
     for key in index.contents.keys:
         assert index.query(tmp_path / "data" / key, 1)[0]["results"][0]["score"] > 0.9999
     assert set(index.columns) == {"label"}
+
+
+def test_an_index_that_left_out_images_keeps_its_vectors_when_it_changes(world: World, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    for i, file in enumerate(world.files(world.train[:6])):
+        (data / "rose").mkdir(parents=True, exist_ok=True)
+        (data / "rose" / f"{i}.png").write_bytes(file.read_bytes() if i != 3 else b"damaged")
+    index = Index.build(world.weights, data, tmp_path / "index")
+    for change in (lambda: index.add(world.files(world.test)[0]), lambda: index.remove("rose/0.png")):
+        kept = dict(zip(index.contents.keys, index.contents.vectors.copy(), strict=True))
+        change()
+        for key, vector in zip(index.contents.keys, index.contents.vectors, strict=True):
+            assert key not in kept or np.array_equal(vector, kept[key])
+
+
+def test_a_file_can_be_removed_by_its_path_and_k_may_be_of_numpy(world: World, index: Path) -> None:
+    opened, file = Index.open(index), world.files(world.train)[0]
+    assert opened.query(file, np.int64(3)) == opened.query(file, 3)
+    assert json.dumps(opened.classify(file, "fine", np.int64(3)))
+    assert opened.remove(file) == 1
+    assert opened.remove(world.files(world.train)[1:3]) == 2
+    assert not {row["path"] for row in world.train[:3]} & set(opened.contents.keys)
 
 
 def test_embed_gives_the_vectors_of_the_network(world: World) -> None:

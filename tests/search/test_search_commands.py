@@ -17,6 +17,8 @@ from PIL import Image
 from searching import World, run, save_network
 from sklearn.metrics import average_precision_score
 
+import patchloom
+from patchloom import PatchloomError
 from patchloom.cli.main import main
 from patchloom.search.evaluation import evaluate_search
 
@@ -62,6 +64,8 @@ def test_build_add_and_remove(world: World, tmp_path: Path) -> None:
     done = run("search", "remove", out, world.test[0]["path"], world.files(world.test)[1])
     assert "2 images removed, 88 left" in done.stdout
     run("search", "remove", out, "nothing.png", code=2)
+    twice = run("search", "add", out, world.files(world.test)[0], "--label", "fine=a", "--label", "fine=b", code=2)
+    assert "twice" in twice.stderr
 
 
 def test_the_gallery_has_every_picture_inside(world: World, built: Path, tmp_path: Path, capsys) -> None:
@@ -191,6 +195,32 @@ def test_evaluate_refuses_what_it_cannot_measure(world: World, tmp_path: Path, c
         "coarse",
         mentions="--coarse",
     )
+
+
+@pytest.mark.parametrize("k", [0, -3, 71])
+def test_evaluate_refuses_a_k_that_the_collection_has_not(k: int, world: World) -> None:
+    with pytest.raises(PatchloomError, match="between 1 and 70"):
+        evaluate_search(world.weights, world.table, "fine", k=k)
+
+
+def test_a_coarse_column_can_stand_in_for_the_one_that_was_trained_on(world: World, tmp_path: Path) -> None:
+    network = patchloom.load(world.weights)
+    network.label_column = "coarse"
+    patchloom.save(network, tmp_path / "trained.safetensors")
+    rows = [
+        {"path": str(world.root / row["path"]), "fine": row["fine"], "other": row["coarse"], "split": row["split"]}
+        for row in world.train + world.test
+    ]
+    table = searching.write_table(tmp_path / "renamed.csv", rows)
+    want = evaluate_search(tmp_path / "trained.safetensors", world.table, "fine", condition="coarse")
+    got = evaluate_search(tmp_path / "trained.safetensors", table, "fine", condition="coarse", coarse="other")
+    assert got == {**want, "coarse": "other"}
+    both = evaluate_search(
+        tmp_path / "trained.safetensors", table, ["fine", "other"], condition="coarse", coarse="other"
+    )
+    assert both["levels"]["fine"] == want["levels"]["fine"]
+    with pytest.raises(PatchloomError, match=r"trained on 'coarse'.*fine.*--coarse"):
+        evaluate_search(tmp_path / "trained.safetensors", table, "fine", condition="coarse")
 
 
 def test_an_own_split_of_a_plain_folder_is_evaluated(world: World) -> None:

@@ -103,6 +103,7 @@ def test_the_manifest_is_a_data_set_with_the_new_column(world: World, built: Pat
         (("--labels", "coarse", "--clusters", "many"), "many"),
         (("--labels", "coarse", "--clusters", "0"), "at least 1"),
         (("--labels", "coarse", "--clusters", "2", "--column", "fine"), "--column"),
+        (("--labels", "coarse", "--clusters", "2", "--column", ""), "--column"),
     ],
 )
 def test_bad_options_are_refused(more: tuple[str, ...], mentions: str, built: Path, tmp_path: Path, capsys) -> None:

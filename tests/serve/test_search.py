@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 import numpy as np
 import pytest
+import torch
 from photos import keyed, make_photos, save_model
 from PIL import Image
 
@@ -276,6 +277,19 @@ def test_one_of_several_models_may_be_that_of_the_index(root: Path, tmp_path: Pa
     with serving(other, root / "pets.safetensors", "--index", root / "index") as server:
         assert server.post("/api/search", picture()).json["model"] == "pets"
         assert server.post("/api/predict", picture()).json["model"] == "other"
+
+
+def test_pixels_that_cannot_be_written_are_searched_without_a_warning(root: Path) -> None:
+    hosted = Hosting([str(root / "pets.safetensors")], index=str(root / "index")).index
+    height, width = hosted.model.network.preprocessing.img_size
+    pixels = np.full((height, width, 3), 90, np.uint8)
+    want = hosted.query(pixels, 3, "none")
+    pixels.flags.writeable = False  # as decoded images often are; torch warns of them once per process
+    torch.set_warn_always(True)
+    try:
+        assert hosted.query(pixels, 3, "none") == want
+    finally:
+        torch.set_warn_always(False)
 
 
 def test_a_model_without_a_classifier_is_for_search_alone(root: Path, tmp_path: Path) -> None:

@@ -66,11 +66,13 @@ def add(options: argparse.Namespace) -> None:
     """Add and print what changed."""
     from patchloom.text import count
 
-    labels = {}
+    labels: dict[str, str] = {}
     for word in options.label:
         column, equals, name = word.partition("=")
         if not (column and equals and name):
             raise PatchloomError(f"--label is COLUMN=NAME, not {word!r}.")
+        if column in labels:
+            raise PatchloomError(f"--label gives {column} twice: {labels[column]!r} and {name!r}.")
         labels[column] = name
     index = _open(options)
     done = index.add(_images(options.images), labels, console=Console(sys.stderr))

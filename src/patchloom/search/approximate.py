@@ -53,6 +53,7 @@ class Approximate:
         else:
             lists = max(1, min(round(4 * count**0.5), count // 39))  # faiss wants 39 vectors per cluster to train
             index = faiss.IndexIVFFlat(faiss.IndexFlatIP(dim), dim, lists, faiss.METRIC_INNER_PRODUCT)
+            index.cp.min_points_per_centroid = 1  # else faiss prints a warning for fewer
             index.train(np.ascontiguousarray(vectors))
         index.add(np.ascontiguousarray(vectors))
         built = cls(index, {"kind": kind})

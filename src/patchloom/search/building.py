@@ -20,10 +20,11 @@ from patchloom.data.scan import report_skipped
 from patchloom.data.sources import FileSource, Item, Source, bytes_of
 from patchloom.data.splits import join_splits, split_names
 from patchloom.devices import Device
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, check_place, errors_in_writing
 from patchloom.inference.embeddings import BATCH, embed_items
 from patchloom.inference.models import Model
 from patchloom.inference.neighbours import choose_k, normalise
+from patchloom.inference.predict import check_batch
 from patchloom.models.fused import fuse
 from patchloom.reading import read_json
 from patchloom.search.approximate import Approximate, check_kind
@@ -64,6 +65,8 @@ def build(
     """Embed all images of `data`, or of one split, and write the index; see `Index.build`."""
     console = console or Console(quiet=True)
     check_kind(kind)
+    check_batch(batch)
+    check_place("out", out)
     out = Path(out)
     if out.exists() and not (resume and is_index(out)):
         raise PatchloomError(f"{out} exists already. `patchloom search add` adds images to an index; or remove it.")
@@ -84,7 +87,8 @@ def build(
     }
     if is_index(out):
         return _whole_already(out, plan, console)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    with errors_in_writing(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
     # Built beside its place and renamed at the end: a folder with the final name is always a complete index.
     with locked(out.with_name(f".{out.name}.lock"), str(out)):
         work = out.with_name(f".{out.name}.building")
@@ -130,8 +134,12 @@ def _fingerprint(source: Source, items: Sequence[Item]) -> str:
 def _whole_already(out: Path, plan: Mapping[str, Any], console: Console) -> Header:
     """--resume of a build that is complete."""
     header = read_header(out)
-    if header.model["digest"] != plan["model"]["digest"]:
-        raise PatchloomError(f"{out} is a complete index of other weights: nothing can be resumed.")
+    same = {
+        "weights": header.model["digest"] == plan["model"]["digest"],
+        "data or options": header.data == plan["data"] and header.kind == plan["kind"],
+    }
+    if changed := [name for name, equal in same.items() if not equal]:
+        raise PatchloomError(f"{out} is a complete index of other {' and '.join(changed)}: nothing can be resumed.")
     console.say(f"{out} is complete: {count(header.count, 'image')}.")
     return header
 

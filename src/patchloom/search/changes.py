@@ -24,7 +24,7 @@ from patchloom.inference.neighbours import normalise
 from patchloom.inference.predict import expand_all
 from patchloom.search.approximate import Approximate
 from patchloom.search.building import chosen_ks, write_rest
-from patchloom.search.storage import Column, Contents, Header, locked, write_vectors
+from patchloom.search.storage import Column, Contents, Header, locked, next_generation, write_vectors
 from patchloom.text import some
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class _New:
 def add(index: Index, images: Any, labels: Mapping[str, str], console: Console | None) -> dict[str, int]:
     """See `Index.add`."""
     console = console or Console(quiet=True)
-    _check_columns(index, labels)
+    labels = _checked_labels(index, labels)
     new, same = _embed_new(index, images, console)
     old = index.contents
     place = {key: i for i, key in enumerate(old.keys)}
@@ -93,8 +93,12 @@ def remove(index: Index, keys: Sequence[str]) -> int:
     return len(gone)
 
 
-def _check_columns(index: Index, labels: Mapping[str, str]) -> None:
-    for name, value in labels.items():
+def _checked_labels(index: Index, labels: Mapping[str, str]) -> dict[str, str]:
+    """The labels without spaces around them, as manifests are read; unknown columns and empty labels are refused."""
+    if other := [text for pair in labels.items() for text in pair if not isinstance(text, str)]:
+        raise PatchloomError(f"labels has text for columns and classes, not {type(other[0]).__name__}.")
+    found = {name.strip(): value.strip() for name, value in labels.items()}
+    for name, value in found.items():
         # An index without columns takes any: the first label makes one.
         if index.columns and name not in index.columns:
             raise PatchloomError(
@@ -103,6 +107,7 @@ def _check_columns(index: Index, labels: Mapping[str, str]) -> None:
             )
         if not name or not value:
             raise PatchloomError(f"A label is COLUMN=NAME, not {name}={value}.")
+    return found
 
 
 def _embed_new(index: Index, images: Any, console: Console) -> tuple[_New, list[str]]:
@@ -198,7 +203,7 @@ def _write(
     graph: Approximate | None,
 ) -> None:
     """Write the next generation."""
-    header: Header = dataclasses.replace(index.header, count=len(keys), generation=index.header.generation + 1)
+    header: Header = dataclasses.replace(index.header, count=len(keys), generation=next_generation(index.header))
     # Under a new name: a service that has the old file open goes on reading it.
     name = f"vectors-{header.generation}.npy"
     write_vectors(index.path / name, _rows(index.contents.vectors, kept, new), len(keys), header.dim)

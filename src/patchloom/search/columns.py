@@ -22,7 +22,9 @@ def column_list(labels: Labels) -> list[str]:
     """The columns that are named, one by one or as "genus,species", each once."""
     if labels is None:
         return []
-    named = [labels] if isinstance(labels, str) else list(labels)
+    named = [labels] if isinstance(labels, str) or not isinstance(labels, Iterable) else list(labels)
+    if other := [name for name in named if not isinstance(name, str)]:
+        raise PatchloomError(f"labels names columns by text, not {type(other[0]).__name__}.")
     return list(dict.fromkeys(part.strip() for name in named for part in name.split(",")))
 
 
@@ -96,6 +98,8 @@ def _conflict(source: Source, fine: str, coarse: str) -> str | None:
 def find_column(columns: Iterable[str], name: str, where: Any) -> str:
     """The column with this name, or an error that lists those that there are."""
     known = list(columns)
+    if not isinstance(name, str):
+        raise PatchloomError(f"A label column is named by text, not {type(name).__name__}.")
     if name not in known:
         raise PatchloomError(
             f"{where} has no label column {name!r}.{did_you_mean(name, known)} "

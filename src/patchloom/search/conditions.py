@@ -26,6 +26,8 @@ class Condition:
 
     @classmethod
     def parse(cls, text: str) -> Condition:
+        if not isinstance(text, str):
+            raise PatchloomError(f"condition is text, not {type(text).__name__}.")
         kind, equals, name = text.partition("=")
         if (kind in ("none", "coarse") and not equals) or (kind == "oracle" and name):
             return cls(kind, name or None)

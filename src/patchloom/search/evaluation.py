@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from os import PathLike
 from typing import Any
 
@@ -19,6 +20,7 @@ from patchloom.inference.embeddings import embeddings
 from patchloom.inference.items import choose_items, held_out_by
 from patchloom.inference.models import Model
 from patchloom.inference.neighbours import KS, Nearest, choose_k, nearest, normalise, vote
+from patchloom.inference.predict import check_batch
 from patchloom.inference.ranking import Level, rank
 from patchloom.models.fused import fuse
 from patchloom.models.network import Network
@@ -59,12 +61,15 @@ def evaluate_search(
         {"condition", "levels": {column: {"map", "knn", "k", "queries", "collection"}}}, fractions of 1
     """
     check_choice("--condition", condition, CONDITIONS)
+    check_batch(batch)
     console = console or Console(quiet=True)
     network = open_weights(weights, hints, device)
     source, above = _open(data, column_list(labels), network, condition, coarse)
     for message in (*source.notes, *conflicts(source)):
         console.say(f"Note: {message}")
     collection, queries = sides(source, weights, data, console)
+    if k is not None and not 1 <= k <= len(collection):
+        raise PatchloomError(f"-k must be between 1 and {len(collection)}, the images in the collection, not {k}.")
     fast = fuse(network)
     x, z = (
         normalise(embeddings(fast, source, items, network.preprocessing, batch, workers))
@@ -111,12 +116,13 @@ def _open(
     if condition == "none":
         return source, None
     trained = getattr(network, "label_column", None)
-    for more in (coarse, trained):
-        if more is not None and more not in source.columns:
-            source = open_labelled(data, [*asked, more])
-            break
-    names = source.columns
-    return source, coarse_column(names, trained, network.class_names, coarse)
+    if coarse is not None and coarse not in source.columns:
+        source = open_labelled(data, [*asked, coarse])
+    elif coarse is None and trained is not None and trained not in source.columns:
+        # Data without the column may have the classes in another one, which `coarse_column` finds.
+        with suppress(PatchloomError):
+            source = open_labelled(data, [*asked, trained])
+    return source, coarse_column(source.columns, trained, network.class_names, coarse)
 
 
 def sides(source: Source, weights: Model, data: Any, console: Console) -> tuple[list[Item], list[Item]]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
+from numbers import Integral
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from patchloom.console import Console
 from patchloom.data.collating import collate
 from patchloom.data.images import as_picture, crop, to_input
 from patchloom.devices import Device, choose_device, device_of
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, check_place
 from patchloom.inference.embeddings import BATCH, embed_pixels
 from patchloom.inference.models import Model
 from patchloom.inference.neighbours import Nearest, best, choose_k, normalise, score_blocks, vote
@@ -90,6 +92,7 @@ class Index:
                 not there.
         """
         choose_device(device)  # now, not at the first query: the network is loaded later
+        check_place("index", path)
         folder = Path(path)
         header, contents = read_index(folder)
         index = cls(folder, header, contents, weights, device)
@@ -141,6 +144,7 @@ class Index:
         Returns:
             [{"query", "results": [{"key", "score", "labels": {column: class}}], "knn": {column: {class: probability}}}]
         """
+        k = _whole(k)
         if k < 1:
             raise PatchloomError(f"-k must be at least 1, not {k}.")
         chosen = Condition.parse(condition)
@@ -213,7 +217,7 @@ class Index:
             [{"query", "k", "probabilities": {class: probability}}]
         """
         column = self.columns[find_column(self.columns, labels, self.path)]
-        if k is not None and not 1 <= k <= len(self):
+        if k is not None and not 1 <= (k := _whole(k)) <= len(self):
             raise PatchloomError(f"-k must be between 1 and {len(self)}, the images of {self.path}, not {k}.")
         number = k or self.header.k[labels]
         queries = self._embed(images)
@@ -241,12 +245,18 @@ class Index:
         Returns:
             The number of images that were "added", "replaced" (their file has changed) and "unchanged".
         """
-        return self._change(lambda: changes.add(self, images, dict(labels or {}), console))
+        if not isinstance(labels or {}, Mapping):
+            raise PatchloomError(f"labels is {{column: class}}, not {type(labels).__name__}.")
+        return self._change(lambda: changes.add(self, images, labels or {}, console))
 
-    def remove(self, keys: str | Iterable[str]) -> int:
-        """Remove images by their keys; returns their number. An unknown key is an error, and nothing is removed."""
-        wanted = [keys] if isinstance(keys, str) else list(keys)
-        return self._change(lambda: changes.remove(self, wanted))
+    def remove(self, keys: str | PathLike[str] | Iterable[str | PathLike[str]]) -> int:
+        """Remove images by their keys or files; returns their number. An unknown one is an error, and nothing is
+        removed."""
+        wanted = [keys] if isinstance(keys, str | PathLike) or not isinstance(keys, Iterable) else list(keys)
+        for key in wanted:
+            check_place("a key", key)
+        named = [os.fspath(key) for key in wanted]
+        return self._change(lambda: changes.remove(self, named))
 
     def _change(self, change: Any) -> Any:
         """Run a change of the folder, on its state of now, and read the result."""
@@ -268,6 +278,8 @@ class Index:
     def _coarse(self, condition: Condition, asked: str | None) -> str | None:
         """The column of a condition; None without one."""
         names = {name: column.names for name, column in self.columns.items()}
+        if asked is not None:
+            find_column(names, asked, self.path)  # also where the condition does not use it
         if condition.kind == "none":
             return None
         if condition.kind == "oracle":
@@ -339,3 +351,10 @@ class Index:
         for _, cosines in score_blocks(queries, self.contents.vectors):
             parts.append(best(cosines.masked_fill_(missing, -torch.inf), k))
         return Nearest(*(torch.cat(some) for some in zip(*parts, strict=True)))
+
+
+def _whole(k: Any) -> int:
+    """A number of neighbours, also of numpy; anything else is a `PatchloomError`."""
+    if not isinstance(k, Integral) or isinstance(k, bool):
+        raise PatchloomError(f"-k is a whole number, not {k!r}.")
+    return int(k)

@@ -194,6 +194,8 @@ def write_manifest(index: Index, found: Mapping[str, Clusters], out: str | PathL
     out = Path(out)
     if out.suffix.lower() != ".csv":
         raise PatchloomError(f"--out is a CSV file, not {out.name!r}.")
+    if not column.strip():
+        raise PatchloomError("--column is the name of a column, not empty.")
     if column in ("path", "split", *index.columns):
         raise PatchloomError(f"There is a column {column!r} already: choose another name with --column.")
     rows = sorted(

@@ -148,6 +148,15 @@ def _contents(folder: Path, header: Header) -> Contents:
     return contents
 
 
+def next_generation(header: Header) -> int:
+    """The number of the next generation: above that of every file, so that none of them is written over.
+
+    A build that leaves out unreadable images names its vectors vectors-2.npy although it is generation 1.
+    """
+    numbers = (Path(entry["name"]).stem.rpartition("-")[2] for entry in header.files.values())
+    return 1 + max(header.generation, *(int(number) for number in numbers if number.isdigit()))
+
+
 def file_of(folder: Path, header: Header, role: str) -> Path:
     return folder / header.files[role]["name"]
 

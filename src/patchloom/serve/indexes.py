@@ -92,7 +92,7 @@ class HostedIndex:
 
     def query(self, pixels: np.ndarray, k: int, condition: str) -> dict[str, Any]:
         """The neighbours of an image that is cropped for the model: (height, width, 3) uint8."""
-        batch = torch.from_numpy(np.ascontiguousarray(pixels))[None]
+        batch = torch.from_numpy(np.array(pixels, order="C"))[None]  # a copy: torch warns of read-only arrays
         return _plain(self.index.query_cropped(batch, k, condition, coarse=self._column(condition))[0])
 
     def query_key(self, key: str, k: int, condition: str) -> dict[str, Any]:

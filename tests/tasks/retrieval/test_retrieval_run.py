@@ -288,7 +288,8 @@ def test_memory_starts_at_random_or_with_the_network(colours: Path) -> None:
         ({"loss": "knn+knn"}, "knn\\+knn"),
         ({"projector": "mpl"}, "mpl"),
         ({"recipe": "deit"}, "deit is a recipe for classification"),
-        ({"recipe": "clusterfit_plus@small", "clusters": 100}, "clusters=100 is more than the 28 images"),
+        ({"recipe": "clusterfit_plus@small", "clusters": 26}, "clusters=26 is more than the 24 training images"),
+        ({"loss": "ce", "clusters": 5}, "--clusters-from"),
         ({"recipe": "clusterfit_plus@small", "labels": "none"}, "needs labels"),
         ({"mean": (0.5,) * 3}, "mean and std"),
         ({"model": "resmlp_mt_nano"}, "text"),
@@ -364,10 +365,13 @@ def test_many_clusters_are_found_in_batches_nearly_as_well_as_at_once(monkeypatc
     assert inertia() < 1.15 * at_once
 
 
-def test_clusterfit_trains_its_baseline_first(colours: Path, tmp_path: Path) -> None:
+def test_clusterfit_trains_its_baseline_first(colours: Path, tmp_path: Path, capsys) -> None:
     """One command: stage by stage what two runs give, and a run that was cut between the stages is resumed."""
     words = ["--recipe", "clusterfit_plus@small", "clusters=5", "model.depth=1", "model.dim=32", "img_size=16"]
     words += ["epochs=1", "batch_size=8", "workers=0", "--labels", "colour", "--out", str(tmp_path / "run")]
+    main(["grafit", str(colours), "--model", "resmlp_nano", *words, "--plan", "--json"])
+    planned = json.loads(capsys.readouterr().out)["stages"]
+    assert [stage["recipe"] for stage in planned] == ["grafit_baseline@small", "clusterfit_plus@small"]
     main(["grafit", str(colours), "--model", "resmlp_nano", *words])
     run, first = tmp_path / "run", tmp_path / "run" / "baseline"
     assert patchloom.load(first).class_names == ("a", "b", "c")

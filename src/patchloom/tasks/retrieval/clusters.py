@@ -22,13 +22,9 @@ _WHOLE = 20_000  # vectors at most that k-means takes as a whole
 
 def cluster_labels(config: RetrievalConfig, recipe: Recipe, images: Images, context: Context) -> Tensor:
     """The cluster (N,) of each training image, from 0 on without gaps, by k-means of unit vectors; the same in every
-    process. Raises PatchloomError without a network to take vectors of, or for more clusters than images."""
+    process. Raises PatchloomError for more clusters than images."""
     items, processes = images.split.train, context.processes
-    if config.clusters_from is None:
-        raise PatchloomError(
-            f"{recipe.name} learns clusters of another network's vectors: train one with --recipe grafit_baseline, and "
-            "give its run as --clusters-from RUN."
-        )
+    assert config.clusters_from is not None  # `plan_runs` refuses a run without it
     if recipe.clusters > len(items):
         raise PatchloomError(f"clusters={recipe.clusters} is more than the {len(items)} training images.")
     network = open_model(config.clusters_from, device=str(processes.device))

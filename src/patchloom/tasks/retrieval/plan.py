@@ -28,6 +28,10 @@ def plan(run: RunConfig, context: Context) -> dict[str, Any]:
     check_batches(run.recipe, terms_of(run.recipe, run.task.labelled), images.split, context.processes)
     # One task for both: its networks are those of the run, its batches small enough to be measured.
     batch = min(run.recipe.batch_size, max(_IMAGES, 2 * context.processes.count))
+    if run.recipe.clusters is not None and run.task.clusters_from is None:
+        # The network whose vectors are clustered is not trained yet: stand-ins take as long to learn.
+        stand_ins = [i % run.recipe.clusters for i in range(len(images.split.train))]
+        context = replace(context, environment={"clusters": stand_ins})
     # Small steps are enough to measure, and a memory filled by the network would embed all images first.
     recipe = run.recipe.replace(batch_size=batch, accumulate=1, memory_start="random")
     task = make_task(run.task, recipe, images, context)

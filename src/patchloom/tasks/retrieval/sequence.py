@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from patchloom.data.opening import open_source
-from patchloom.data.splits import Splits
+from patchloom.data.splits import Splits, split_source
 from patchloom.errors import PatchloomError, check_place
 from patchloom.recipes.changes import checked_options
 from patchloom.recipes.grafit import CLUSTERFIT_PLUS, GRAFIT_BASELINE
@@ -35,9 +35,10 @@ class ClustersAfter:
     def check(self, first: RunConfig) -> RunConfig:
         """The second run without its clusters; refuses more clusters than images before hours of training."""
         plan = self._plan(first, None)
-        images = len(first.opened.keep(open_source, first.task.data, first.task.labels).items())
+        source = first.opened.keep(open_source, first.task.data, first.task.labels)
+        images = len(split_source(source, first.task.splits).train)
         if plan.recipe.clusters > images:
-            raise PatchloomError(f"clusters={plan.recipe.clusters} is more than the {images} images.")
+            raise PatchloomError(f"clusters={plan.recipe.clusters} is more than the {images} training images.")
         return plan
 
     def second(self, first: RunConfig, weights: Path) -> RunConfig:
@@ -79,7 +80,13 @@ def plan_runs(
     """As `plan_grafit`. Of ClusterFit+ without `clusters_from`, the plan of its baseline, and after it ClusterFit+."""
     common: dict[str, Any] = {"labels": labels, "mean": mean, "std": std, "splits": splits}
     if clusters_from is not None or not isinstance(recipe, str) or not recipe.startswith(CLUSTERFIT_PLUS.name):
-        return plan_grafit(data, model, recipe, changes, options, clusters_from=clusters_from, **common)
+        plan = plan_grafit(data, model, recipe, changes, options, clusters_from=clusters_from, **common)
+        if plan.recipe.clusters is not None and clusters_from is None:
+            raise PatchloomError(
+                f"{plan.recipe.name} learns clusters of another network's vectors: train one with --recipe "
+                "grafit_baseline, and give its run as --clusters-from RUN."
+            )
+        return plan
     check_place("model", model)
     after = ClustersAfter(absolute_place(model), recipe, dict(changes), checked_options(options or {}), mean, std)
     # The first run is the baseline in the form of the second, small or not; it has no clusters.
