@@ -6,9 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
+import patchloom
 from patchloom import Index
 from patchloom.inference.neighbours import nearest, normalise
+from patchloom.search import changes
 from patchloom.search.approximate import Approximate
 from patchloom.search.building import write_rest
 from patchloom.search.storage import Contents, Header
@@ -53,3 +56,20 @@ def test_a_query_has_k_neighbours_where_faiss_reaches_fewer(kind: str, tmp_path:
         scores = np.array([result["score"] for result in answer["results"]])
         assert (scores > -1.001).all()
         assert (scores <= best.numpy() + 1e-5).all()
+
+
+def test_an_add_that_fails_leaves_the_open_index_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph grows in memory before anything is written: the index must not go on with it."""
+    network = patchloom.create_model("resmlp_nano", num_classes=10, img_size=16, depth=1)
+    index = Index.build(network, "digits", tmp_path / "index", split="val", kind="hnsw")
+    index.load()
+    new = Image.fromarray(np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8))
+    before = index.query(new, 5)
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(changes, "write_vectors", fail)
+    with pytest.raises(OSError, match="No space"):
+        index.add(new)
+    assert index.query(new, 5) == before
