@@ -76,6 +76,8 @@ def test_a_build_resumes_where_it_stopped(world: World, tmp_path: Path, monkeypa
     with pytest.raises(KeyboardInterrupt):
         Index.build(world.weights, world.collection, out, labels="fine", batch=8)
     assert not out.exists()
+    # written every few batches: with every image in it, a million of them would cost gigabytes of writing
+    assert (tmp_path / ".index.building" / "progress.json").stat().st_size < 100
     with pytest.raises(PatchloomError, match=r"interrupted.*--resume"):
         Index.open(out)
     with pytest.raises(PatchloomError, match="differs in data, items"):
