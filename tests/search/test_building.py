@@ -90,7 +90,25 @@ def test_a_build_resumes_where_it_stopped(world: World, tmp_path: Path, monkeypa
     # a complete index stays as it is; without anything to resume, the build begins
     Index.build(world.weights, world.collection, out, labels="fine", batch=8, resume=True)
     Index.build(world.weights, world.collection, tmp_path / "other", labels="fine", batch=8, resume=True)
+    with pytest.raises(PatchloomError, match="differs in data: nothing can be resumed"):
+        Index.build(world.weights, world.collection, out, labels="coarse", batch=8, resume=True)
     assert content(out) == content(tmp_path / "other")
+
+
+def test_an_index_that_another_process_built_meanwhile_is_kept(world: World, tmp_path: Path, monkeypatch) -> None:
+    from patchloom.search import building
+
+    out, plain = tmp_path / "index", building.open_weights
+
+    def opened_late(*arguments: object):
+        monkeypatch.setattr(building, "open_weights", plain)
+        Index.build(world.weights, world.collection, out, labels="coarse")
+        return plain(*arguments)
+
+    monkeypatch.setattr(building, "open_weights", opened_late)
+    with pytest.raises(PatchloomError, match="exists already"):
+        Index.build(world.weights, world.collection, out, labels="fine")
+    assert set(Index.open(out).columns) == {"coarse"}
 
 
 @pytest.mark.slow

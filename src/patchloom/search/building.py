@@ -66,8 +66,7 @@ def build(
     console = console or Console(quiet=True)
     check_kind(kind)
     out = Path(out)
-    if out.exists() and not (resume and is_index(out)):
-        raise PatchloomError(f"{out} exists already. `patchloom search add` adds images to an index; or remove it.")
+    _check_place(out, resume)
     network = open_weights(weights, hints, device)
     source = open_labelled(data, labels)
     for message in (*source.notes, *conflicts(source)):
@@ -83,11 +82,12 @@ def build(
         "batch": batch,
         "items": _fingerprint(source, items),
     }
-    if is_index(out):
+    if resume and is_index(out):
         return _whole_already(out, plan, console)
     out.parent.mkdir(parents=True, exist_ok=True)
     # Built beside its place and renamed at the end: a folder with the final name is always a complete index.
     with locked(out.with_name(f".{out.name}.lock"), str(out)):
+        _check_place(out, resume=False)  # another process may have built it since
         work = out.with_name(f".{out.name}.building")
         build = _Build(work, plan, source, items, console)
         build.begin(resume)
@@ -99,6 +99,12 @@ def build(
             (out / name).unlink(missing_ok=True)
     out.with_name(f".{out.name}.lock").unlink(missing_ok=True)
     return header
+
+
+def _check_place(out: Path, resume: bool) -> None:
+    """Refuse to replace what is there; a build that is resumed may find its index complete."""
+    if out.exists() and not (resume and is_index(out)):
+        raise PatchloomError(f"{out} exists already. `patchloom search add` adds images to an index; or remove it.")
 
 
 def _all(source: Source) -> list[Item]:
@@ -131,8 +137,13 @@ def _fingerprint(source: Source, items: Sequence[Item]) -> str:
 def _whole_already(out: Path, plan: Mapping[str, Any], console: Console) -> Header:
     """--resume of a build that is complete."""
     header = read_header(out)
-    if header.model["digest"] != plan["model"]["digest"]:
-        raise PatchloomError(f"{out} is a complete index of other weights: nothing can be resumed.")
+    same = {
+        "weights": header.model["digest"] == plan["model"]["digest"],
+        "data": header.data == plan["data"],
+        "kind": header.kind == plan["kind"],
+    }
+    if changed := [name for name, equal in same.items() if not equal]:
+        raise PatchloomError(f"{out} is a complete index that differs in {', '.join(changed)}: nothing can be resumed.")
     console.say(f"{out} is complete: {count(header.count, 'image')}.")
     return header
 
