@@ -211,3 +211,21 @@ def test_a_class_that_only_queries_have_counts_as_not_found(world: World, tmp_pa
     ]
     assert entry["queries"] == len(world.test)
     assert entry["map"] == pytest.approx(np.mean(precisions), abs=1e-6)
+
+
+@pytest.mark.parametrize("k", [0, -3, 71])
+def test_evaluate_refuses_a_number_of_neighbours_that_there_is_not(k: int, world: World, capsys) -> None:
+    words = ("search", "evaluate", world.weights, world.table, "--labels", "fine", "-k", k, "--json")
+    refused(capsys, *words, mentions=f"between 1 and 70, the images of the collection, not {k}")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "mentions"),
+    [("--batch", 0, "batch must be at least 1, not 0"), ("--workers", -1, "workers=-1: at least 0 and at most")],
+)
+def test_build_refuses_batches_and_workers_that_cannot_be(
+    option: str, value: int, mentions: str, world: World, tmp_path: Path, capsys
+) -> None:
+    words = ("search", "build", world.weights, world.collection, "--out", tmp_path / "index", option, value)
+    refused(capsys, *words, mentions=mentions)
+    assert not (tmp_path / "index").exists()

@@ -45,8 +45,8 @@ def load_batches(
     of `collate` is raised here as it is, whatever the number of workers. `pin`: in pinned memory, see
     `patchloom.devices.pins_memory`.
     """
-    if workers > MOST_WORKERS:
-        raise PatchloomError(f"workers={workers}: at most {MOST_WORKERS} processes may read images.")
+    if not 0 <= workers <= MOST_WORKERS:
+        raise PatchloomError(f"workers={workers}: at least 0 and at most {MOST_WORKERS} processes may read images.")
     started: list[Any] = []
     options: dict[str, Any] = {"prefetch_factor": 4, "multiprocessing_context": _noting(started)} if workers else {}
     native.available(), jpeg.available()  # tried here once: forked workers inherit the result

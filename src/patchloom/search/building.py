@@ -24,6 +24,7 @@ from patchloom.errors import PatchloomError
 from patchloom.inference.embeddings import BATCH, DIGEST, embed_items
 from patchloom.inference.models import Model
 from patchloom.inference.neighbours import choose_k, normalise
+from patchloom.inference.predict import check_batch
 from patchloom.models.fused import fuse
 from patchloom.reading import read_json
 from patchloom.search.approximate import Approximate, check_kind
@@ -65,6 +66,7 @@ def build(
     """Embed all images of `data`, or of one split, and write the index; see `Index.build`."""
     console = console or Console(quiet=True)
     check_kind(kind)
+    check_batch(batch)
     out = Path(out)
     _check_place(out, resume)
     network = open_weights(weights, hints, device)

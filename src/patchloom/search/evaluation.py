@@ -65,6 +65,8 @@ def evaluate_search(
     for message in (*source.notes, *conflicts(source)):
         console.say(f"Note: {message}")
     collection, queries = sides(source, weights, data, console)
+    if k is not None and not 1 <= k <= len(collection):
+        raise PatchloomError(f"-k must be between 1 and {len(collection)}, the images of the collection, not {k}.")
     fast = fuse(network)
     x, z = (
         normalise(embeddings(fast, source, items, network.preprocessing, batch, workers))
