@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import searching
 from PIL import Image
-from searching import World, run, save_network
+from searching import World, save_network
 from sklearn.metrics import average_precision_score
 
 from patchloom.cli.main import main
@@ -53,15 +53,19 @@ def test_query_and_classify_print_what_python_returns(world: World, built: Path,
     assert answers[0]["results"][0]["key"] in capsys.readouterr().out
 
 
-def test_build_add_and_remove(world: World, tmp_path: Path) -> None:
+def test_build_add_and_remove(world: World, tmp_path: Path, capsys) -> None:
     out = tmp_path / "index"
-    done = run("search", "build", world.weights, world.collection, "--out", out, "--labels", "fine,coarse")
-    assert "70 images" in done.stdout
-    done = run("search", "add", out, *world.files(world.test), "--label", "fine=new", "--label", "coarse=fish")
-    assert "20 added, 0 replaced, 0 unchanged; 90 images" in done.stdout
-    done = run("search", "remove", out, world.test[0]["path"], world.files(world.test)[1])
-    assert "2 images removed, 88 left" in done.stdout
-    run("search", "remove", out, "nothing.png", code=2)
+
+    def printed(*words: Any) -> str:
+        main(["search", *map(str, words)])
+        return capsys.readouterr().out
+
+    assert "70 images" in printed("build", world.weights, world.collection, "--out", out, "--labels", "fine,coarse")
+    added = printed("add", out, *world.files(world.test), "--label", "fine=new", "--label", "coarse=fish")
+    assert "20 added, 0 replaced, 0 unchanged; 90 images" in added
+    removed = printed("remove", out, world.test[0]["path"], world.files(world.test)[1])
+    assert "2 images removed, 88 left" in removed
+    refused(capsys, "search", "remove", out, "nothing.png", mentions="'nothing.png'")
 
 
 def test_the_gallery_has_every_picture_inside(world: World, built: Path, tmp_path: Path, capsys) -> None:
@@ -109,7 +113,13 @@ def test_bare_weights_take_what_their_file_does_not_say(world: World, tmp_path: 
     save_file(load_file(tmp_path / "described.safetensors"), tmp_path / "bare.safetensors")
     heads = model.config.heads
     hints = (f"model.heads={heads}", "mean=0.5", "std=0.5")
-    run("search", "build", tmp_path / "bare.safetensors", world.collection, "--out", tmp_path / "i", *hints)
+    main(
+        [
+            *map(str, ("search", "build", tmp_path / "bare.safetensors", world.collection, "--out", tmp_path / "i")),
+            *hints,
+        ]
+    )
+    capsys.readouterr()
     about = json.loads((tmp_path / "i" / "index.json").read_text())
     assert about["preprocessing"]["mean"] == [0.5] * 3
     assert about["model"]["hints"]["heads"] == heads
@@ -221,7 +231,7 @@ def test_evaluate_refuses_a_number_of_neighbours_that_there_is_not(k: int, world
 
 @pytest.mark.parametrize(
     ("option", "value", "mentions"),
-    [("--batch", 0, "batch must be at least 1, not 0"), ("--workers", -1, "workers=-1: at least 0 and at most")],
+    [("--batch", 0, "batch must be at least 1, not 0"), ("--workers", -1, "workers=-1: at most 512 processes")],
 )
 def test_build_refuses_batches_and_workers_that_cannot_be(
     option: str, value: int, mentions: str, world: World, tmp_path: Path, capsys

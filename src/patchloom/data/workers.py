@@ -46,7 +46,7 @@ def load_batches(
     `patchloom.devices.pins_memory`.
     """
     if not 0 <= workers <= MOST_WORKERS:
-        raise PatchloomError(f"workers={workers}: at least 0 and at most {MOST_WORKERS} processes may read images.")
+        raise PatchloomError(f"workers={workers}: at most {MOST_WORKERS} processes may read images, and at least 0.")
     started: list[Any] = []
     options: dict[str, Any] = {"prefetch_factor": 4, "multiprocessing_context": _noting(started)} if workers else {}
     native.available(), jpeg.available()  # tried here once: forked workers inherit the result
