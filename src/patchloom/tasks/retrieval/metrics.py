@@ -13,7 +13,7 @@ from patchloom.data.images import to_input
 from patchloom.data.loader import eval_batches
 from patchloom.data.sources import Item, Source
 from patchloom.devices import pins_memory
-from patchloom.inference.neighbours import knn_probabilities, normalise
+from patchloom.inference.neighbours import SIGMA, knn_probabilities, normalise
 from patchloom.models.preprocessing import Preprocessing
 from patchloom.training.processes import Processes
 from patchloom.training.task import Metric
@@ -52,7 +52,7 @@ def embed_items(
     return vectors
 
 
-def knn_accuracy(queries: Tensor, truth: Tensor, items: Tensor, labels: Tensor, k: int) -> float:
+def knn_accuracy(queries: Tensor, truth: Tensor, items: Tensor, labels: Tensor, k: int, sigma: float = SIGMA) -> float:
     """The share of queries (Q, D) whose most probable class of Eq. 2.6, with the `k` nearest of `items`, is theirs."""
-    probabilities = knn_probabilities(queries, items, labels, min(k, len(items)))
+    probabilities = knn_probabilities(queries, items, labels, min(k, len(items)), sigma)
     return float((probabilities.argmax(dim=1) == truth).double().mean())
