@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 import patchloom
+from patchloom.benching.inference import megabytes
 from patchloom.console import Console
 from patchloom.inference.probes import probe
 from patchloom.recipes.changes import parse_words
@@ -66,14 +67,9 @@ def memory(weights: str, hints: dict[str, Any], tune: str, size: int, batch: int
     """Megabytes that two steps add to a fresh process."""
     trainer = Trainer(weights, hints, tune, size, batch)
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak, VmHWM
-    before = _megabytes("VmRSS")
+    before = megabytes("VmRSS")
     trainer.step(), trainer.step()
-    return _megabytes("VmHWM") - before
-
-
-def _megabytes(field: str) -> float:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
+    return megabytes("VmHWM") - before
 
 
 def accuracy(

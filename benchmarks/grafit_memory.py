@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import script
+from patchloom.benching.inference import megabytes
 from patchloom.tasks.retrieval.memory import Memory, plain_neighbour_loss
 
 CONTENDERS = ("ours", "ours bf16", "plain", "metric-learning")
@@ -64,8 +65,7 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, float]:
             seconds.append(time.perf_counter() - start)
         else:
             first = float(value.detach())
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {"seconds": statistics.median(seconds), "memory_mb": peak, "loss": first}
+    return {"seconds": statistics.median(seconds), "memory_mb": megabytes("VmHWM"), "loss": first}
 
 
 def in_process(name: str, images: int, options: argparse.Namespace) -> dict[str, float] | None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import resource
 import statistics
 import time
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ import numpy as np
 import torch
 
 import script
+from patchloom.benching.inference import megabytes
 from patchloom.inference.neighbours import normalise
 from patchloom.inference.ranking import Level, rank
 
@@ -88,9 +88,13 @@ def once(name: str, options: argparse.Namespace) -> dict[str, Any]:
     start = time.perf_counter()
     found = CONTENDERS[name](z[:count], x, truth[:count], labels)
     seconds = (time.perf_counter() - start) * len(z) / count
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     shared = min(len(z), options.peer_queries)
-    return {"seconds": seconds, "gigabytes": peak, "map": float(found[:shared].mean()), "measured": count}
+    return {
+        "seconds": seconds,
+        "gigabytes": megabytes("VmHWM") / 1000,
+        "map": float(found[:shared].mean()),
+        "measured": count,
+    }
 
 
 def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:

@@ -32,3 +32,15 @@ def test_it_measures_both_sides_and_notices_a_slowdown(tmp_path: Path) -> None:
     done = run(*again)
     assert done.returncode != 0
     assert "worse than recorded" in done.stderr
+
+
+def test_the_peak_of_a_process_is_its_own() -> None:
+    """Not that of a larger process that has started it, as `ru_maxrss` can be."""
+    child = "from patchloom.benching.inference import megabytes; print(megabytes('VmHWM'))"
+    parent = f"""
+import subprocess, sys
+ballast = bytearray(b"x") * 2**30
+print(subprocess.run([sys.executable, "-c", {child!r}], check=True, capture_output=True, text=True).stdout)
+"""
+    done = subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True, check=True, timeout=120)
+    assert 1 < float(done.stdout) < 1000

@@ -17,6 +17,7 @@ from searching import World, content, run
 
 import patchloom
 from patchloom import Index, PatchloomError
+from patchloom.cli.main import main
 from patchloom.search import storage
 from patchloom.search.columns import conflicts, open_labelled
 
@@ -76,6 +77,8 @@ def test_a_build_resumes_where_it_stopped(world: World, tmp_path: Path, monkeypa
     with pytest.raises(KeyboardInterrupt):
         Index.build(world.weights, world.collection, out, labels="fine", batch=8)
     assert not out.exists()
+    # written every few batches: with every image in it, a million of them would cost gigabytes of writing
+    assert (tmp_path / ".index.building" / "progress.json").stat().st_size < 100
     with pytest.raises(PatchloomError, match=r"interrupted.*--resume"):
         Index.open(out)
     with pytest.raises(PatchloomError, match="differs in data, items"):
@@ -88,7 +91,25 @@ def test_a_build_resumes_where_it_stopped(world: World, tmp_path: Path, monkeypa
     # a complete index stays as it is; without anything to resume, the build begins
     Index.build(world.weights, world.collection, out, labels="fine", batch=8, resume=True)
     Index.build(world.weights, world.collection, tmp_path / "other", labels="fine", batch=8, resume=True)
+    with pytest.raises(PatchloomError, match="differs in data: nothing can be resumed"):
+        Index.build(world.weights, world.collection, out, labels="coarse", batch=8, resume=True)
     assert content(out) == content(tmp_path / "other")
+
+
+def test_an_index_that_another_process_built_meanwhile_is_kept(world: World, tmp_path: Path, monkeypatch) -> None:
+    from patchloom.search import building
+
+    out, plain = tmp_path / "index", building.open_weights
+
+    def opened_late(*arguments: object):
+        monkeypatch.setattr(building, "open_weights", plain)
+        Index.build(world.weights, world.collection, out, labels="coarse")
+        return plain(*arguments)
+
+    monkeypatch.setattr(building, "open_weights", opened_late)
+    with pytest.raises(PatchloomError, match="exists already"):
+        Index.build(world.weights, world.collection, out, labels="fine")
+    assert set(Index.open(out).columns) == {"coarse"}
 
 
 @pytest.mark.slow
@@ -136,7 +157,7 @@ def test_a_whole_index_of_something_else_is_not_resumed(world: World, built: Pat
     columns = ["fine", "coarse"]
     assert len(Index.build(world.weights, world.collection, built, labels=columns, resume=True)) == 70
     for data, options in ((world.collection, {"labels": "fine"}), (world.table, {"labels": columns})):
-        with pytest.raises(PatchloomError, match="other data or options"):
+        with pytest.raises(PatchloomError, match="differs in data"):
             Index.build(world.weights, data, built, resume=True, **options)
 
 
@@ -178,14 +199,15 @@ def test_digits_are_indexed_without_files(tmp_path: Path) -> None:
     assert Pictures(index.header.data).read(key) is not None
 
 
-def test_a_fine_class_in_two_coarse_classes_is_named(world: World, tmp_path: Path) -> None:
+def test_a_fine_class_in_two_coarse_classes_is_named(world: World, tmp_path: Path, capsys) -> None:
     rows = [dict(row) for row in world.train]
     rows[0]["coarse"] = "flower"  # a cod
     table = searching.write_table(world.root / "conflict.csv", rows)
     (message,) = conflicts(open_labelled(table, ["fine", "coarse"]))
     assert all(word in message for word in ("cod", "fish", "flower", rows[0]["path"]))
-    done = run("search", "build", world.weights, table, "--labels", "fine", "coarse", "--out", tmp_path / "index")
-    assert "cod" in done.stderr
+    words = ("search", "build", world.weights, table, "--labels", "fine", "coarse", "--out", tmp_path / "index")
+    main([str(word) for word in words])
+    assert "cod" in capsys.readouterr().err
     assert conflicts(open_labelled(world.table, ["fine", "coarse"])) == []
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import searching
 from PIL import Image
-from searching import World, run, save_network
+from searching import World, save_network
 from sklearn.metrics import average_precision_score
 
 import patchloom
@@ -55,17 +55,21 @@ def test_query_and_classify_print_what_python_returns(world: World, built: Path,
     assert answers[0]["results"][0]["key"] in capsys.readouterr().out
 
 
-def test_build_add_and_remove(world: World, tmp_path: Path) -> None:
+def test_build_add_and_remove(world: World, tmp_path: Path, capsys) -> None:
     out = tmp_path / "index"
-    done = run("search", "build", world.weights, world.collection, "--out", out, "--labels", "fine,coarse")
-    assert "70 images" in done.stdout
-    done = run("search", "add", out, *world.files(world.test), "--label", "fine=new", "--label", "coarse=fish")
-    assert "20 added, 0 replaced, 0 unchanged; 90 images" in done.stdout
-    done = run("search", "remove", out, world.test[0]["path"], world.files(world.test)[1])
-    assert "2 images removed, 88 left" in done.stdout
-    run("search", "remove", out, "nothing.png", code=2)
-    twice = run("search", "add", out, world.files(world.test)[0], "--label", "fine=a", "--label", "fine=b", code=2)
-    assert "twice" in twice.stderr
+
+    def printed(*words: Any) -> str:
+        main(["search", *map(str, words)])
+        return capsys.readouterr().out
+
+    assert "70 images" in printed("build", world.weights, world.collection, "--out", out, "--labels", "fine,coarse")
+    added = printed("add", out, *world.files(world.test), "--label", "fine=new", "--label", "coarse=fish")
+    assert "20 added, 0 replaced, 0 unchanged; 90 images" in added
+    removed = printed("remove", out, world.test[0]["path"], world.files(world.test)[1])
+    assert "2 images removed, 88 left" in removed
+    refused(capsys, "search", "remove", out, "nothing.png", mentions="'nothing.png'")
+    twice = ["search", "add", out, world.files(world.test)[0], "--label", "fine=a", "--label", "fine=b"]
+    refused(capsys, *twice, mentions="twice")
 
 
 def test_the_gallery_has_every_picture_inside(world: World, built: Path, tmp_path: Path, capsys) -> None:
@@ -113,7 +117,13 @@ def test_bare_weights_take_what_their_file_does_not_say(world: World, tmp_path: 
     save_file(load_file(tmp_path / "described.safetensors"), tmp_path / "bare.safetensors")
     heads = model.config.heads
     hints = (f"model.heads={heads}", "mean=0.5", "std=0.5")
-    run("search", "build", tmp_path / "bare.safetensors", world.collection, "--out", tmp_path / "i", *hints)
+    main(
+        [
+            *map(str, ("search", "build", tmp_path / "bare.safetensors", world.collection, "--out", tmp_path / "i")),
+            *hints,
+        ]
+    )
+    capsys.readouterr()
     about = json.loads((tmp_path / "i" / "index.json").read_text())
     assert about["preprocessing"]["mean"] == [0.5] * 3
     assert about["model"]["hints"]["heads"] == heads
@@ -241,3 +251,15 @@ def test_a_class_that_only_queries_have_counts_as_not_found(world: World, tmp_pa
     ]
     assert entry["queries"] == len(world.test)
     assert entry["map"] == pytest.approx(np.mean(precisions), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "mentions"),
+    [("--batch", 0, "batch must be at least 1, not 0"), ("--workers", -1, "workers=-1: at most 512 processes")],
+)
+def test_build_refuses_batches_and_workers_that_cannot_be(
+    option: str, value: int, mentions: str, world: World, tmp_path: Path, capsys
+) -> None:
+    words = ("search", "build", world.weights, world.collection, "--out", tmp_path / "index", option, value)
+    refused(capsys, *words, mentions=mentions)
+    assert not (tmp_path / "index").exists()

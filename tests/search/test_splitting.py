@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import searching
 from searching import World
 from sklearn.metrics import adjusted_rand_score
 
+import patchloom
 from patchloom.cli.main import main
 from patchloom.data.opening import open_source
 from patchloom.inference.neighbours import normalise
@@ -125,3 +127,17 @@ def test_pictures_that_are_gone_are_grey_boxes(world: World, built: Path, tmp_pa
     finally:
         shutil.move(moved, world.root / "train")
     assert (tmp_path / "page.html").read_text().count("data:image/svg+xml") == 4
+
+
+def test_a_file_that_a_manifest_cannot_name_is_refused(world: World, tmp_path: Path, capsys) -> None:
+    (tmp_path / "photos" / "fish").mkdir(parents=True)
+    names = ["a.png", "b.png", os.fsdecode(b"\xff.png")]
+    for name, file in zip(names, world.files(world.train), strict=False):
+        shutil.copy(file, tmp_path / "photos" / "fish" / name)
+    patchloom.Index.build(world.weights, tmp_path / "photos", tmp_path / "index", labels="label")
+    words = ["search", "split", str(tmp_path / "index"), "--labels", "label", "--clusters", "1"]
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "--out", str(tmp_path / "x.csv")])
+    assert ended.value.code == 2
+    assert "not UTF-8" in capsys.readouterr().err
+    assert not (tmp_path / "x.csv").exists()

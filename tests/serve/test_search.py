@@ -181,12 +181,6 @@ def test_the_index_is_described(server: Server) -> None:
     assert "/api/search?k=5" in page
 
 
-def test_a_service_without_an_index_has_no_search(root: Path) -> None:
-    with serving(root / "pets.safetensors") as plain:
-        assert plain.post("/api/search", picture()).status == 404
-        assert plain.get("/api/models").json["index"] is None
-
-
 def test_a_pictures_file_that_is_gone_is_named_and_still_found(root: Path, tmp_path: Path) -> None:
     shutil.copytree(root / "photos", tmp_path / "photos")
     patchloom.Index.build(root / "pets.safetensors", tmp_path / "photos" / "photos.csv", tmp_path / "index")

@@ -277,3 +277,8 @@ def test_wrong_use_is_one_sentence(words: list[str], mentions: str, models: dict
     assert done.returncode == 2
     assert mentions.replace("TAKEN", stand_in["TAKEN"]) in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_a_service_without_an_index_has_no_search(server: Server) -> None:
+    assert server.post("/api/search", picture()).status == 404
+    assert server.get("/api/models").json["index"] is None

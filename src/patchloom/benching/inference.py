@@ -114,10 +114,9 @@ def _peak_memory(
     network(images[:1])  # the setup of a first call does not count
     _release_memory()
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak, VmHWM
-    before = _megabytes("VmRSS")
+    before = megabytes("VmRSS")
     network(images)
-    # VmRSS is what is in memory now, VmHWM the highest it has been since the reset.
-    return _megabytes("VmHWM") - before
+    return megabytes("VmHWM") - before
 
 
 def _release_memory() -> None:
@@ -128,6 +127,10 @@ def _release_memory() -> None:
         libc.malloc_trim(0)
 
 
-def _megabytes(field: str) -> float:
+def megabytes(field: str) -> float:
+    """A field of this process's status: VmRSS is its memory now, VmHWM the most that it has had.
+
+    `ru_maxrss` is no substitute: a process that is started by a larger one begins with the peak of that one.
+    """
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024

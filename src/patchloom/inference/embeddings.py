@@ -28,7 +28,7 @@ from patchloom.models.network import Network
 from patchloom.models.preprocessing import Preprocessing
 
 BATCH = 64
-_DIGEST = 16  # bytes that identify an image's content
+DIGEST = 32  # hexadecimal digits that identify an image's content
 
 
 def embed(model: Model, images: Any, *, batch: int = BATCH, device: Device = "auto") -> np.ndarray:
@@ -103,9 +103,9 @@ def embed_items(
 def content_digest(data: bytes | None, image: Image.Image | None = None) -> str:
     """What identifies an image: its encoded bytes, or its pixels where there are none."""
     if data is not None:
-        return hashlib.sha256(data).digest()[:_DIGEST].hex()
+        return hashlib.sha256(data).hexdigest()[:DIGEST]
     assert image is not None
-    return pixel_digest(image)[:_DIGEST].hex()
+    return pixel_digest(image).hex()[:DIGEST]
 
 
 class _Images(Dataset[Any]):

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from patchloom.data.sources import FileSource, Item, Source, bytes_of
 from patchloom.data.splits import join_splits, split_names
 from patchloom.devices import Device
 from patchloom.errors import PatchloomError, check_place, errors_in_writing
-from patchloom.inference.embeddings import BATCH, embed_items
+from patchloom.inference.embeddings import BATCH, DIGEST, embed_items
 from patchloom.inference.models import Model
 from patchloom.inference.neighbours import choose_k, normalise
 from patchloom.inference.predict import check_batch
@@ -44,6 +44,7 @@ from patchloom.search.storage import (
 from patchloom.search.weights import describe_weights, open_weights
 from patchloom.text import count
 
+PLAN, PROGRESS, DIGESTS = "plan.json", "progress.json", "digests.npy"  # of a build, not of an index
 _FLUSH = 16  # batches between two records of the progress
 
 
@@ -68,8 +69,7 @@ def build(
     check_batch(batch)
     check_place("out", out)
     out = Path(out)
-    if out.exists() and not (resume and is_index(out)):
-        raise PatchloomError(f"{out} exists already. `patchloom search add` adds images to an index; or remove it.")
+    _check_place(out, resume)
     network = open_weights(weights, hints, device)
     source = open_labelled(data, labels)
     for message in (*source.notes, *conflicts(source)):
@@ -85,12 +85,13 @@ def build(
         "batch": batch,
         "items": _fingerprint(source, items),
     }
-    if is_index(out):
+    if resume and is_index(out):
         return _whole_already(out, plan, console)
     with errors_in_writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
     # Built beside its place and renamed at the end: a folder with the final name is always a complete index.
     with locked(out.with_name(f".{out.name}.lock"), str(out)):
+        _check_place(out, resume=False)  # another process may have built it since
         work = out.with_name(f".{out.name}.building")
         build = _Build(work, plan, source, items, console)
         build.begin(resume)
@@ -98,10 +99,16 @@ def build(
         header = build.finish()
         os.replace(work, out)
         temporary.sync(out.parent)
-        for name in ("plan.json", "progress.json"):
+        for name in (PLAN, PROGRESS, DIGESTS):
             (out / name).unlink(missing_ok=True)
     out.with_name(f".{out.name}.lock").unlink(missing_ok=True)
     return header
+
+
+def _check_place(out: Path, resume: bool) -> None:
+    """Refuse to replace what is there; a build that is resumed may find its index complete."""
+    if out.exists() and not (resume and is_index(out)):
+        raise PatchloomError(f"{out} exists already. `patchloom search add` adds images to an index; or remove it.")
 
 
 def _all(source: Source) -> list[Item]:
@@ -136,27 +143,29 @@ def _whole_already(out: Path, plan: Mapping[str, Any], console: Console) -> Head
     header = read_header(out)
     same = {
         "weights": header.model["digest"] == plan["model"]["digest"],
-        "data or options": header.data == plan["data"] and header.kind == plan["kind"],
+        "data": header.data == plan["data"],
+        "kind": header.kind == plan["kind"],
     }
     if changed := [name for name, equal in same.items() if not equal]:
-        raise PatchloomError(f"{out} is a complete index of other {' and '.join(changed)}: nothing can be resumed.")
+        raise PatchloomError(f"{out} is a complete index that differs in {', '.join(changed)}: nothing can be resumed.")
     console.say(f"{out} is complete: {count(header.count, 'image')}.")
     return header
 
 
 class _Build:
-    """A build in its folder: plan.json, vectors-1.npy and progress.json; at the end, the files of the index."""
+    """A build in its folder: plan.json, vectors and digests of the images so far, and progress.json, which counts them;
+    at the end, the files of the index."""
 
     def __init__(self, folder: Path, plan: dict[str, Any], source: Source, items: list[Item], console: Console) -> None:
         self.folder, self.source, self.items, self.console = folder, source, items, console
         self.plan = json.loads(json.dumps(plan))  # as it is read again: tuples are lists
-        self.digests: list[str] = []
+        self.done = 0  # images
         self.unreadable: dict[str, str] = {}
-        self.vectors = folder / "vectors-1.npy"
+        self.vectors, self.digests = folder / "vectors-1.npy", folder / DIGESTS
 
     def begin(self, resume: bool) -> None:
         """Prepare the folder: continue what is there, or start over."""
-        plan = self.folder / "plan.json"
+        plan = self.folder / PLAN
         if resume and plan.is_file():
             # Vectors of other weights or images would be mixed with the new ones, and nobody could tell.
             if (before := read_json(plan)) != self.plan:
@@ -165,11 +174,11 @@ class _Build:
                     f"The interrupted build differs in {changed}: resume it with the same weights, data and options, "
                     "or start over without --resume."
                 )
-            progress = self.folder / "progress.json"
-            if progress.is_file():
+            progress = self.folder / PROGRESS
+            if progress.is_file() and self.vectors.is_file() and self.digests.is_file():
                 found = read_json(progress)
-                self.digests, self.unreadable = found["digests"], found["unreadable"]
-            self.console.say(f"Resuming after {count(len(self.digests), 'image')} of {len(self.items)}.")
+                self.done, self.unreadable = found["images"], found["unreadable"]
+            self.console.say(f"Resuming after {count(self.done, 'image')} of {len(self.items)}.")
             return
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir()
@@ -177,27 +186,26 @@ class _Build:
 
     def embed(self, network: Any, batch: int, workers: int) -> None:
         """Embed what is not embedded yet, and record the progress every few batches."""
-        start, total = len(self.digests), len(self.items)
-        rows: Any = np.load(self.vectors, mmap_mode="r+") if start and self.vectors.exists() else None
-        # Progress without its vectors is of no use: the build begins again.
-        if rows is None:
-            start, self.digests, self.unreadable = 0, [], {}
-        for number, found in enumerate(embed_items(network, self.source, self.items, batch, workers, start), 1):
-            begin = len(self.digests)
+        total = len(self.items)
+        rows: Any = np.load(self.vectors, mmap_mode="r+") if self.done else None
+        digests = _mapped(self.digests, f"S{DIGEST}", (total,), "r+" if self.done else "w+")
+        for number, found in enumerate(embed_items(network, self.source, self.items, batch, workers, self.done), 1):
+            part = slice(self.done, self.done + len(found.digests))
             # The dimension is known from the first batch with a readable image.
             if rows is None and found.vectors.shape[1]:
-                shape = (total, found.vectors.shape[1])
-                rows = np.lib.format.open_memmap(self.vectors, mode="w+", dtype=np.float32, shape=shape)
+                rows = _mapped(self.vectors, "float32", (total, found.vectors.shape[1]), "w+")
             if rows is not None and found.vectors.shape[1]:
-                rows[begin : begin + len(found.digests)] = normalise(found.vectors).numpy()
-            self.digests += found.digests
-            self.unreadable |= {self.items[begin + place].key: why for place, why in found.unreadable.items()}
-            self.console.progress(f"embedding: {len(self.digests)} of {total} images")
-            if rows is not None and (number % _FLUSH == 0 or len(self.digests) == total):
+                rows[part] = normalise(found.vectors).numpy()
+            digests[part] = found.digests
+            self.unreadable |= {self.items[part.start + place].key: why for place, why in found.unreadable.items()}
+            self.done = part.stop
+            self.console.progress(f"embedding: {self.done} of {total} images")
+            if rows is not None and (number % _FLUSH == 0 or self.done == total):
                 # Vectors first, then the progress that counts them: a kill in between repeats some batches.
                 rows.flush()
-                progress = {"digests": self.digests, "unreadable": self.unreadable}
-                temporary.write_text(self.folder / "progress.json", json.dumps(progress))
+                digests.flush()
+                progress = {"images": self.done, "unreadable": self.unreadable}
+                temporary.write_text(self.folder / PROGRESS, json.dumps(progress))
         if len(self.unreadable) == total:
             raise PatchloomError(
                 f"No image of {self.source.where} can be read: {next(iter(self.unreadable.values()))}."
@@ -210,7 +218,7 @@ class _Build:
         vectors = np.load(self.vectors, mmap_mode="c")
         good = np.asarray([item.key not in self.unreadable for item in self.items])
         kept = [item for item, readable in zip(self.items, good, strict=True) if readable]
-        digests = [digest for digest, readable in zip(self.digests, good, strict=True) if readable]
+        digests = np.load(self.digests)[good].astype(str).tolist()
         if not good.all():
             # In blocks: the vectors of a million images need not fit into memory.
             self.vectors = self.folder / "vectors-2.npy"
@@ -223,6 +231,11 @@ class _Build:
             self.plan["data"], chosen_ks(contents),
         )  # fmt: skip
         return write_rest(self.folder, header, contents, self.vectors.name)
+
+
+def _mapped(path: Path, kind: str, shape: tuple[int, ...], mode: Literal["r+", "w+"]) -> Any:
+    """An array in a file, existing ("r+") or new ("w+")."""
+    return np.lib.format.open_memmap(path, mode=mode, dtype=np.dtype(kind), shape=shape)
 
 
 def chosen_ks(contents: Contents) -> dict[str, int]:

@@ -22,8 +22,7 @@ from patchloom.errors import PatchloomError, did_you_mean
 from patchloom.inference.embeddings import BATCH, content_digest, embed_pixels
 from patchloom.inference.neighbours import normalise
 from patchloom.inference.predict import expand_all
-from patchloom.search.approximate import Approximate
-from patchloom.search.building import chosen_ks, write_rest
+from patchloom.search.building import chosen_ks, read_approximate, write_rest
 from patchloom.search.storage import Column, Contents, Header, locked, next_generation, write_vectors
 from patchloom.text import some
 
@@ -65,9 +64,7 @@ def add(index: Index, images: Any, labels: Mapping[str, str], console: Console |
     digests = [*(old.digests[i] for i in kept), *new.digests]
     changed = {*new.keys, *same}
     columns = _with_labels(old.columns, [*kept, *(place.get(key, -1) for key in new.keys)], keys, changed, labels)
-    # Approximate indexes of faiss can grow but not forget: with replaced images they are built from all vectors.
-    graph = _grown(index, new.vectors) if not replaced else None
-    _write(index, kept, new.vectors, keys, digests, columns, graph)
+    _write(index, kept, new.vectors, keys, digests, columns)
     return {"added": len(new.keys) - len(replaced), "replaced": len(replaced), "unchanged": len(same)}
 
 
@@ -89,7 +86,7 @@ def remove(index: Index, keys: Sequence[str]) -> int:
     kept = np.asarray([i for i in range(len(old.keys)) if i not in gone], np.int64)
     columns = {name: Column(column.names, column.labels[kept]) for name, column in old.columns.items()}
     nothing = np.zeros((0, index.header.dim), np.float32)
-    _write(index, kept, nothing, [old.keys[i] for i in kept], [old.digests[i] for i in kept], columns, None)
+    _write(index, kept, nothing, [old.keys[i] for i in kept], [old.digests[i] for i in kept], columns)
     return len(gone)
 
 
@@ -114,11 +111,11 @@ def _embed_new(index: Index, images: Any, console: Console) -> tuple[_New, list[
     """The images that must be embedded, and the keys of those that the index has already."""
     known = dict(zip(index.contents.keys, index.contents.digests, strict=True))
     same: list[str] = []
-    new: dict[str, tuple[str, Any]] = {}
+    new: dict[str, str] = {}  # key -> digest
     vectors: list[np.ndarray] = []
     waiting = iter(expand_all(images))
     while part := list(islice(waiting, BATCH)):
-        pixels, found = [], []
+        pixels = []
         for image in part:
             key, digest, picture = _read(index, image)
             if known.get(key) == digest:
@@ -126,8 +123,7 @@ def _embed_new(index: Index, images: Any, console: Console) -> tuple[_New, list[
             # An image that is given twice is embedded once.
             elif key not in new:
                 pixels.append(crop(picture(), index.network.preprocessing))
-                new[key] = digest, None
-                found.append(key)
+                new[key] = digest
         if pixels:
             vectors.append(normalise(embed_pixels(index.network, collate(pixels), index.network.preprocessing)).numpy())
         console.progress(f"embedding: {len(new)} images")
@@ -135,7 +131,7 @@ def _embed_new(index: Index, images: Any, console: Console) -> tuple[_New, list[
         raise PatchloomError("No image was given to add.")
     empty = np.zeros((0, index.header.dim), np.float32)
     rows = np.concatenate(vectors) if vectors else empty
-    return _New(list(new), [digest for digest, _ in new.values()], rows), list(dict.fromkeys(same))
+    return _New(list(new), list(new.values()), rows), list(dict.fromkeys(same))
 
 
 def _read(index: Index, image: Any) -> tuple[str, str, Any]:
@@ -183,16 +179,6 @@ def _with_labels(
     return found
 
 
-def _grown(index: Index, vectors: np.ndarray) -> Approximate | None:
-    """The approximate index with further vectors; None where it must be built from all."""
-    graph = index._approximate
-    if graph is None or not len(vectors):
-        return graph
-    everything = np.concatenate([index.contents.vectors, vectors])
-    graph.add(vectors, everything)
-    return graph
-
-
 def _write(
     index: Index,
     kept: np.ndarray,
@@ -200,9 +186,8 @@ def _write(
     keys: list[str],
     digests: list[str],
     columns: dict[str, Column],
-    graph: Approximate | None,
 ) -> None:
-    """Write the next generation."""
+    """Write the next generation: the images at `kept`, then new ones with the vectors `new`."""
     header: Header = dataclasses.replace(index.header, count=len(keys), generation=next_generation(index.header))
     # Under a new name: a service that has the old file open goes on reading it.
     name = f"vectors-{header.generation}.npy"
@@ -210,6 +195,13 @@ def _write(
     vectors = np.load(index.path / name, mmap_mode="c")
     contents = Contents(vectors, keys, digests, {name: _used(column) for name, column in columns.items()})
     header = dataclasses.replace(header, k=chosen_ks(contents))
+    graph = None
+    # Approximate indexes of faiss can grow but not forget: without some images they are built from all vectors.
+    if len(kept) == len(index.contents.keys):
+        # A copy of its own: if writing fails, the index goes on with the one that it has.
+        graph = read_approximate(index.path, index.header)
+        if graph is not None and len(new):
+            graph.add(new, vectors)
     write_rest(index.path, header, contents, name, graph)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
+from patchloom import temporary
 from patchloom.data.images import as_picture
 from patchloom.data.opening import open_source
 from patchloom.data.sources import Item, Source
@@ -128,7 +129,7 @@ def write_sections(
 def _write(path: Path, title: str, body: str) -> None:
     with errors_in_writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(html_page(title, f"{_STYLE}<h1>{escape(title)}</h1>{body}"), encoding="utf-8")
+        temporary.write_text(path, html_page(title, f"{_STYLE}<h1>{escape(title)}</h1>{body}"))
 
 
 _STYLE = (

@@ -330,7 +330,10 @@ class Index:
         """The k best; scores are cosines, or those of Eq. 2.5. Conditions and long lists are always exact."""
         plain = ranking.odds is None and ranking.known is None
         if plain and self._approximate is not None and k <= len(self) // 4:
-            return self._approximate.search(queries, k)
+            found = self._approximate.search(queries, k)
+            # Clusters of ivf can be smaller than k, and faiss's graph can have parts that no link reaches.
+            if (found.places >= 0).all():
+                return found
         parts = []
         for part, cosines in score_blocks(queries, self.contents.vectors):
             found = best(ranking.scores(part, cosines), k)

@@ -9,6 +9,7 @@ agreement is the adjusted Rand index, 1 for the same clusters and 0 for chance.
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike, path
@@ -19,7 +20,7 @@ import numpy as np
 
 from patchloom import temporary
 from patchloom.console import Console
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, errors_in_writing
 from patchloom.install import needed
 from patchloom.search.columns import find_column
 
@@ -204,20 +205,15 @@ def write_manifest(index: Index, found: Mapping[str, Clusters], out: str | PathL
         for place, label in zip(one.places.tolist(), one.labels.tolist(), strict=True)
     )
     complete = [name for name, column in index.columns.items() if all(column.labels[place] >= 0 for place, _ in rows)]
-    aside = temporary.aside(out)
-    try:
+    table = io.StringIO(newline="")
+    writer = csv.writer(table)
+    writer.writerow(["path", *complete, column])
+    for place, value in rows:
+        labels = [str(index.columns[name].name(place)) for name in complete]
+        writer.writerow([_path(index, place, out), *labels, value])
+    with errors_in_writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-        with open(aside, "w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(["path", *complete, column])
-            for place, value in rows:
-                labels = [str(index.columns[name].name(place)) for name in complete]
-                writer.writerow([_path(index, place, out), *labels, value])
-        aside.replace(out)
-    except OSError as error:
-        raise PatchloomError(f"{out} cannot be written: {error.strerror or error}.") from error
-    finally:
-        aside.unlink(missing_ok=True)
+        temporary.write_text(out, table.getvalue())
     return len(rows)
 
 
@@ -226,7 +222,12 @@ def _path(index: Index, place: int, out: Path) -> str:
     root, key = index.header.data.get("root"), index.contents.keys[place]
     if root is None and not path.isabs(key):
         raise PatchloomError(f"{index.path} is of images without files, which a CSV manifest cannot name.")
-    return Path(path.relpath(path.join(root or "", key), path.abspath(out.parent))).as_posix()
+    name = Path(path.relpath(path.join(root or "", key), path.abspath(out.parent))).as_posix()
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise PatchloomError(f"{name!r} is not UTF-8, so a CSV manifest cannot name it: rename the file.") from error
+    return name
 
 
 def nearest_to_centre(vectors: np.ndarray, most: int) -> np.ndarray:

@@ -78,7 +78,6 @@ def test_a_class_with_one_image_has_loss_zero_and_no_gradient() -> None:
     losses.sum().backward()
     assert losses[0] == 0
     assert losses[1] > 0
-    assert memory.alone == 1
     assert z.grad is not None
     assert not z.grad[0].any()
     assert z.grad[1].any()
@@ -173,3 +172,21 @@ def test_two_processes_give_the_losses_gradients_and_vectors_of_one(tmp_path: Pa
         one, two = (torch.load(tmp_path / f"out-{precision}-{count}.pt") for count in (1, 2))
         for alone, shared in zip(one, two, strict=True):
             torch.testing.assert_close(alone, shared, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("classes", [1, 2, 200])
+def test_no_block_of_scores_is_larger_than_the_bound(classes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few the classes are: with two, a class is half of the memory."""
+    monkeypatch.setattr(module, "_SCORES", 1000)
+    memory = Memory(torch.arange(600) % classes, 8, seed=3)
+    plain, sizes = module._scores, list[int]()
+
+    def measured(*arguments: object) -> torch.Tensor:
+        scores = plain(*arguments)  # type: ignore[arg-type]
+        sizes.append(scores.numel())
+        return scores
+
+    monkeypatch.setattr(module, "_scores", measured)
+    memory.loss(F.normalize(torch.randn(30, 8), dim=1), torch.arange(30) * 20)
+    assert max(sizes) <= 1000
+    assert sum(sizes) >= 30 * 600

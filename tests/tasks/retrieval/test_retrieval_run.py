@@ -513,3 +513,24 @@ def test_the_small_recipe_starts_from_the_angles_of_trained_weights(colours: Pat
     assert np.abs(cosines["linear"] - v @ v.T).max() < 1e-4
     assert np.array_equal(cosines["auto"], cosines["linear"])
     assert np.abs(cosines["random"] - v @ v.T).max() > 1e-2
+
+
+def test_the_logged_accuracy_has_the_temperature_of_eq_2_6_whatever_sigma_trained(
+    colours: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As report and `evaluate` have it. The nearest image outweighs nine of another class, which a sigma of 50 would
+    count alike."""
+    task = task_of(colours, sigma=50.0)
+    train = torch.eye(24)
+    monkeypatch.setattr(task, "_embed", lambda _, items, *__: train if len(items) == 24 else train[-4:])
+    assert task.evaluate(task.modules, lambda: None) == {"count": 4, "knn": 1.0}
+
+
+def test_weights_that_give_nan_are_not_evaluated(make_run: Callable[..., Path], colours: Path) -> None:
+    from patchloom.tasks.retrieval.evaluate import evaluate
+
+    network = patchloom.load(make_run("run"))
+    with torch.no_grad():
+        next(network.parameters()).fill_(math.nan)
+    with pytest.raises(PatchloomError, match="NaN"):
+        evaluate(network, colours, labels="colour", device="cpu")

@@ -13,9 +13,10 @@ from torch import Tensor
 from patchloom.console import Console
 from patchloom.data.opening import open_source
 from patchloom.data.sources import Item, Source
-from patchloom.devices import Device, device_of
+from patchloom.devices import Device
 from patchloom.errors import PatchloomError
 from patchloom.inference import predict as classes
+from patchloom.inference.embeddings import embeddings
 from patchloom.inference.items import RunSplit, held_out_by, open_items
 from patchloom.inference.models import Model, open_fused, open_model
 from patchloom.inference.neighbours import SIGMA, choose_k, knn_probabilities, normalise
@@ -23,8 +24,7 @@ from patchloom.models.fused import fuse
 from patchloom.models.network import Network
 from patchloom.tasks.retrieval.config import NO_LABELS
 from patchloom.tasks.retrieval.images import labels_of
-from patchloom.tasks.retrieval.metrics import embed_items, knn_accuracy
-from patchloom.training.processes import Processes
+from patchloom.tasks.retrieval.metrics import knn_accuracy
 from patchloom.training.run import Run
 
 Place = str | PathLike[str]
@@ -73,8 +73,7 @@ def _training_images(source: Source, split: str | None, run: RunSplit | None) ->
 
 
 def _embed(network: Network, source: Source, items: Sequence[Item], batch: int, workers: int) -> Tensor:
-    processes = Processes(device=device_of(network))
-    return embed_items(network, source, items, network.preprocessing, batch=batch, workers=workers, processes=processes)
+    return normalise(embeddings(network, source, items, network.preprocessing, batch, workers))
 
 
 def _neighbours(k: int | None, vectors: Tensor, labels: Tensor) -> int:

@@ -48,7 +48,6 @@ class Memory:
         classes = int(labels.max()) + 1 if self.count else 0
         sizes = torch.bincount(labels, minlength=classes)
         self.bounds = [0, *sizes.cumsum(0).tolist()]  # class c has the rows bounds[c] to bounds[c + 1]
-        self.alone = int((sizes == 1).sum())  # classes with one image
         # Rounded up: the last processes may hold fewer rows than the others, or none.
         share = -(-self.count // self.processes.count)
         self.first = min(self.processes.rank * share, self.count)
@@ -118,22 +117,28 @@ class Memory:
         losses: Tensor = _NeighbourLoss.apply(vectors, rows, self)
         return losses
 
-    def _chunks(self, queries: int) -> Iterator[tuple[int, Tensor]]:
-        """Unit vectors (C, dim) in float32 and their first row, as many as scores with all queries take little
-        memory."""
-        size = max(1, _SCORES // max(1, queries))
-        for start in range(0, len(self.vectors), size):
-            yield self.first + start, self._unit(self.vectors[start : start + size])
+    def all_rows(self, rows: Tensor) -> Iterator[tuple[Tensor | slice, int, Tensor]]:
+        """All rows that are here, in chunks: `class_rows` as if there were one class."""
+        for start, vectors in self._chunks(self.first, self.end, len(rows)):
+            yield slice(None), start, vectors
 
-    def class_rows(self, rows: Tensor) -> Iterator[tuple[Tensor, int, Tensor]]:
-        """For each class of `rows` that has rows here: places in `rows`, the first row, and the unit vectors."""
+    def class_rows(self, rows: Tensor) -> Iterator[tuple[Tensor | slice, int, Tensor]]:
+        """For each class of `rows` that has rows here, in chunks: places in `rows`, the first row of the chunk, and its
+        unit vectors (C, dim)."""
         inner = torch.tensor(self.bounds[1:], device=rows.device)
         classes = torch.bucketize(rows, inner, right=True)
         for name in classes.unique().tolist():
-            start, end = max(self.bounds[name], self.first), min(self.bounds[name + 1], self.end)
-            if start < end:
-                here = self.vectors[start - self.first : end - self.first]
-                yield (classes == name).nonzero().flatten(), start, self._unit(here)
+            places = (classes == name).nonzero().flatten()
+            first, end = max(self.bounds[name], self.first), min(self.bounds[name + 1], self.end)
+            for start, vectors in self._chunks(first, end, len(places)):
+                yield places, start, vectors
+
+    def _chunks(self, first: int, end: int, queries: int) -> Iterator[tuple[int, Tensor]]:
+        """The rows from `first` to `end`, as many at a time as scores with the queries take little memory: their first
+        row, and unit vectors (C, dim) in float32."""
+        size = max(1, _SCORES // max(1, queries))
+        for start in range(first, end, size):
+            yield start, self._unit(self.vectors[start - self.first : min(start + size, end) - self.first])
 
     def _unit(self, vectors: Tensor) -> Tensor:
         """As float32 unit vectors. Rows in half precision are normalised again: rounding changed their length."""
@@ -186,11 +191,9 @@ def loss_and_gradient(queries: Tensor, rows: Tensor, memory: Memory) -> LossAndG
     The derivative of a logarithm of sums is their weighted mean of m / s, which is summed up on the way.
     """
     every, same = _Sums(queries), _Sums(queries)
-    everything = slice(None)
-    for first, vectors in memory._chunks(len(queries)):
-        every.add(everything, _scores(queries, vectors, rows, first, memory.sigma), vectors)
-    for places, first, vectors in memory.class_rows(rows):
-        same.add(places, _scores(queries[places], vectors, rows[places], first, memory.sigma), vectors)
+    for sums, chunks in ((every, memory.all_rows(rows)), (same, memory.class_rows(rows))):
+        for places, first, vectors in chunks:
+            sums.add(places, _scores(queries[places], vectors, rows[places], first, memory.sigma), vectors)
     every, same = every.over(memory.processes), same.over(memory.processes)
     # A class of one image has no other row: 1 stands in for its sums, and `has` makes loss and gradient 0.
     has = same.total > 0

@@ -205,7 +205,7 @@ class Retrieval(Task):
         network = modules[MODEL]
         items, queries = (self._embed(network, part, after_batch) for part in (self.split.train, self.split.held_out))
         labels, truth = labels_of(self.split.train), labels_of(self.split.held_out)
-        accuracy = knn_accuracy(queries, truth, items, labels, self.recipe.neighbours, self.recipe.sigma)
+        accuracy = knn_accuracy(queries, truth, items, labels, self.recipe.neighbours)
         return {"count": len(truth), "knn": accuracy}
 
     def _embed(self, network: Any, items: Any, after_batch: Callable[[], None] = lambda: None) -> Tensor:
