@@ -255,7 +255,7 @@ def test_a_class_that_only_queries_have_counts_as_not_found(world: World, tmp_pa
 
 @pytest.mark.parametrize(
     ("option", "value", "mentions"),
-    [("--batch", 0, "batch must be at least 1, not 0"), ("--workers", -1, "workers=-1: at most 512 processes")],
+    [("--batch", 0, "batch must be at least 1, not 0"), ("--workers", -1, "workers=-1: from 0 to 512 processes")],
 )
 def test_build_refuses_batches_and_workers_that_cannot_be(
     option: str, value: int, mentions: str, world: World, tmp_path: Path, capsys
