@@ -1,31 +1,28 @@
-"""The pictures of docs/pretraining.md: rows of the reports of benchmarks/pretraining.py as PNG files."""
+"""The picture of docs/pretraining.md: rows of a report of benchmarks/pretraining.py as a PNG file."""
 
 from __future__ import annotations
 
 import base64
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from PIL import Image
 
-TITLES = {"dino": "Attention of the last block", "mae": "Reconstructions"}
-NAMES = {"dino": "pretraining-attention.png", "mae": "pretraining-reconstructions.png"}
-ROWS = {"dino": (5, 1), "mae": (4, 2)}  # and columns
+FILE = "pretraining-reconstructions.png"
+_TITLE = "Reconstructions"
+_ROWS, _COLUMNS = 4, 2
 _GAP, _WHITE = 8, (255, 255, 255)
 
 
-def save_pictures(runs: Mapping[str, Path], folder: Path) -> None:
-    """The first images of each report's section, in a grid."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for method, run in runs.items():
-        if (run / "report.html").exists():
-            rows, columns = ROWS[method]
-            strips = images_of((run / "report.html").read_text(), TITLES[method])
-            sheet([beside(strip) for strip in strips[: rows * columns]], columns).quantize(256).save(
-                folder / NAMES[method], optimize=True
-            )
+def save_reconstructions(run: Path, folder: Path) -> None:
+    """The first images of the report of a run of MAE, in a grid: what the encoder saw, the prediction, the image."""
+    if (run / "report.html").exists():
+        strips = images_of((run / "report.html").read_text(), _TITLE)
+        made = sheet([beside(strip) for strip in strips[: _ROWS * _COLUMNS]], _COLUMNS)
+        folder.mkdir(parents=True, exist_ok=True)
+        made.quantize(256).save(folder / FILE, optimize=True)
 
 
 def images_of(report: str, title: str) -> list[list[Image.Image]]:

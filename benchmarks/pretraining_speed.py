@@ -35,7 +35,7 @@ from steps import bytes_kept
 _RATE = 1e-6  # the steps are timed, not learned from
 _STEPS = 100  # of the run that a step is part of
 _STEP = 1  # after the first epoch, in which DINO's last layer is frozen
-_MASKS = 9  # draws of stochastic depth over which the memory is averaged
+_DRAWS = 3  # of stochastic depth, over which the memory is averaged
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,9 @@ def speed_rows(rounds: int, tiny: bool = False) -> Iterator[dict[str, Any]]:
 
 
 def measure(name: str, case: Case, rounds: int) -> dict[str, Any]:
-    recipe = find_recipe(case.recipe).replace(**case.settings)
+    recipe = find_recipe(case.recipe).replace(
+        teacher_warmup_epochs=0.0, **case.settings
+    )  # one temperature on both sides
     theirs = (TheirDino if recipe.method == "dino" else TheirMae)(case, recipe)
     ours = Ours(case, recipe, theirs.network)
     theirs.give_weights(ours)
@@ -90,8 +92,11 @@ def measure(name: str, case: Case, rounds: int) -> dict[str, Any]:
         "lightly": partial(step, theirs, theirs_optimizer, given),
         "ours": partial(step, ours, optimizer, batch),
     }
-    kept = [statistics.mean(bytes_kept(side, images) for _ in range(_MASKS)) for side, images in
-            ((ours, batch), (theirs, given))]  # fmt: skip
+    draws = _DRAWS if recipe.drop_path else 1
+    kept = [
+        statistics.mean(bytes_kept(side, images) for _ in range(draws))
+        for side, images in ((ours, batch), (theirs, given))
+    ]
     times = interleaved(calls, rounds)
     middle, low, high = ratio(times, "lightly", "ours")
     return {

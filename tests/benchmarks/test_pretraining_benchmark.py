@@ -149,7 +149,7 @@ def test_strips_of_a_report_become_one_picture(tmp_path: Path, monkeypatch: pyte
     run = tmp_path / "run"
     run.mkdir()
     (run / "report.html").write_text(report)
-    pictures.save_pictures({"mae": run}, tmp_path / "images")
+    pictures.save_reconstructions(run, tmp_path / "images")
     made = Image.open(tmp_path / "images" / "pretraining-reconstructions.png").convert("RGB")
     assert made.size == (2 * (3 * 128 + 2 * 8) + 3 * 8, 128)
     assert [made.getpixel((x, 64)) for x in (64, 64 + 136, 64 + 272, 64 + 424)] == [*colours, colours[0]]
