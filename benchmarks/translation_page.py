@@ -23,7 +23,7 @@ PAGE = """# Translation: ResMLP and the Transformer
 This page compares the [sequence-to-sequence ResMLP](../translation.md) with the Transformer at equal parameters: quality after equal training on Multi30k, training speed
 and decoding speed, beside torch's `nn.Transformer` and CTranslate2.
 
-`{command}`, {date}, {cores} cores ({instructions}), torch {torch}, float32, {threads} thread(s). Speeds are medians of {rounds} interleaved rounds, ratios are medians
+`{command}`, {date}, {cores} cores ({instructions}), torch {torch}, float32, one thread. Speeds are medians of {rounds} interleaved rounds, ratios are medians
 with the quartiles of the rounds.
 {trial}
 | size | network | width | layers | FFN | heads | tokens | parameters |
@@ -37,7 +37,7 @@ WARNING = "\n**A trial of the script with too few rounds: these numbers are not 
 QUALITY = """
 ## Quality at an equal budget
 
-Multi30k English-German, {pairs:,} pairs. Both networks see the same {target_tokens:,} target tokens (of the first seed) in the same batches ({steps:,} steps, {epochs} epochs), with
+Multi30k English-German, {pairs:,} pairs. Both networks see the same {target_tokens:,} target tokens (of the first seed) in the same batches ({steps:,} steps, {epochs:.1f} epochs), with
 their recipes `resmlp_mt@small` (Adagrad) and `transformer_mt@small` (Adam). Beam 4, `test_2016_flickr` ({count:,} sentences), last step.
 
 | network | seed | BLEU | chrF | tokenised BLEU | loss |
@@ -91,7 +91,6 @@ def page(rows: Sequence[Row], sizes: Mapping[str, Mapping[str, TranslationConfig
         cores=torch.multiprocessing.cpu_count(),
         instructions=torch.backends.cpu.get_cpu_capability(),
         torch=torch.__version__,
-        threads=torch.get_num_threads(),
         rounds=rounds,
         trial=WARNING if rounds < TRIAL else "",
         sizes="\n".join(
