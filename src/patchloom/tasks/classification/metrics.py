@@ -20,6 +20,7 @@ from patchloom.inference.intervals import wilson_interval
 from patchloom.models.class_names import names_or_indices
 from patchloom.models.network import evaluation_mode
 from patchloom.models.preprocessing import Preprocessing
+from patchloom.text import count
 from patchloom.training.processes import Processes
 from patchloom.training.task import Metric
 
@@ -78,7 +79,8 @@ def interval_text(metrics: Mapping[str, Any]) -> str:
     weights, that of the averaged ones, which are the result."""
     kind = "ema_" if "ema_top1_interval" in metrics else ""
     low, high = metrics[f"{kind}top1_interval"]
-    return f"{metrics[f'{kind}top1']:.2%} (95 % interval {low:.1%} to {high:.1%}) of {metrics['count']} images"
+    images = count(metrics["count"], "image")
+    return f"{metrics[f'{kind}top1']:.2%} (95 % interval {low:.1%} to {high:.1%}) of {images}"
 
 
 def calibration_error(confidence: np.ndarray, correct: np.ndarray) -> float:
