@@ -83,7 +83,7 @@ def page(rows: Sequence[Row], cases: Mapping[str, Any], seeds: int) -> str:
     clustered = [row for row in rows if row["part"] == "clusters"]
     trained = [row["model"] for row in searched if row["method"] in METHODS]
     done = len(trained)
-    planned = len(cases) * len(METHODS) * seeds
+    planned = len(METHODS) * sum(min(seeds, case.most_seeds) for case in cases.values())
     return PAGE.format(
         partial=PARTIAL.format(done=done, planned=planned) if done < planned else "",
         seeds=seeds,
