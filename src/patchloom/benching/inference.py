@@ -130,7 +130,7 @@ def _release_memory() -> None:
 def megabytes(field: str) -> float:
     """A field of this process's status: VmRSS is its memory now, VmHWM the most that it has had.
 
-    `ru_maxrss` is no substitute: a process that is started by a larger one begins with the peak of that one.
+    Not `ru_maxrss`: a process that is started by a larger one begins with the peak of that one.
     """
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
